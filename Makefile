@@ -1,0 +1,41 @@
+# `make help` lists every target. Options of a run go into ARGS: make run ARGS="seed=2 grpo.steps=50"
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+PY := $(VENV)/bin/python
+RECIPES := $(sort $(basename $(notdir $(wildcard recipes/*.yaml))))
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test check bench $(RECIPES)
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/' | expand -t 30
+	@$(foreach recipe,$(RECIPES),printf '  make %s\trecipes/%s.yaml\n' $(recipe) $(recipe) | expand -t 30;)
+
+# The extra index holds CPU builds of torch; elsewhere pip takes the default build (with CUDA on Linux).
+# For a CPU build there: PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make install
+$(VENV)/.installed: pyproject.toml
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet 'torch==2.13.*' -e '.[dev]'
+	@touch $@
+
+install: $(VENV)/.installed ## .venv with everything a run and the tests need
+
+run: install ## the default experiment on CPU; options in ARGS="key=value ..."
+	$(PY) -m envrl resume=never $(ARGS)
+
+$(RECIPES): install
+	$(PY) -m envrl recipe=$@ $(ARGS)
+
+test: install ## the whole test suite
+	$(PY) -m pytest -q $(ARGS)
+
+check: install ## style, types, import order
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+bench: install ## the benchmarks
+	$(PY) -m pytest -q tests/bench -s $(ARGS)

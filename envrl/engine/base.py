@@ -1,0 +1,90 @@
+"""The contract of an engine: token ids in, token ids and their log-probabilities out.
+
+Every episode's coroutine awaits its own tokens; an engine batches whatever is waiting. Cancelling
+the coroutine aborts the request.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class GenerationStop(StrEnum):
+    """Why a generation ended."""
+
+    EOS = "eos"
+    """One of the model's own end tokens."""
+    STOP = "stop"
+    """Another id of `Sampling.stop_ids`."""
+    LENGTH = "length"
+    """`Sampling.max_tokens`, or the engine's context, is used up."""
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How one request is sampled. Temperature 0 is greedy; top_k 0 and top_p 1 switch those filters off."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop_ids: frozenset[int] = frozenset()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What one request sampled.
+
+    `ids` holds the stop id where there is one; `logprobs` holds, per id, its natural
+    log-probability under the distribution that it was sampled from (0.0 when greedy).
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    stop: GenerationStop
+    weights_version: int
+
+
+class Engine(ABC):
+    """Continuous batching over one model."""
+
+    weights_version: int = 0
+    """Raised by `load_weights`; each Generation carries the version that made it."""
+    max_context: int
+    """Prompt and completion together, in tokens."""
+
+    async def start(self) -> None:
+        """Brings the engine up; `generate` may be called afterwards."""
+
+    @abstractmethod
+    async def generate(self, ids: Sequence[int], sampling: Sampling, *, episode: str) -> Generation:
+        """Samples a continuation of `ids`; `episode` names the conversation whose cache may be reused.
+
+        A prompt that leaves no room in the context ends as `length` with no ids. Raises EngineError.
+        """
+
+    async def release(self, episode: str) -> None:
+        """Forgets an episode: its cache and its routing. Harmless when unknown."""
+
+    async def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Waits for running requests, takes the weights (Hugging Face names), resets every cache."""
+        self.weights_version = version
+
+    async def sleep(self) -> None:
+        """Frees the accelerator while the update runs."""
+
+    async def wake(self) -> None:
+        """Undoes `sleep`; weights are loaded again before the first request."""
+
+    async def close(self) -> None:
+        """Frees everything."""

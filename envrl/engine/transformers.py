@@ -1,0 +1,350 @@
+"""Continuous batching over a Hugging Face causal LM, on the trainer's own module.
+
+Everything happens in the event loop's thread. Requests wait in a queue; a task of the engine seats them
+and runs one forward pass after the other over all that are seated, and lets every coroutine that is ready
+run in between. So a pass starts only when nobody has anything left to ask, and the same requests
+meet the same batches in every run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import compress
+from random import Random
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from envrl.engine.base import Engine, Generation, GenerationStop, Sampling
+from envrl.engine.kv import ATTENTION, KVCache, Pass, refusal
+from envrl.engine.sample import sample
+from envrl.engine.slots import Slot, Slots
+from envrl.errors import ConfigError, EngineError, EnvrlError
+
+_QUIET = 3
+"""Passes of the event loop without a new request after which no coroutine is taken to be ready."""
+_CHUNK = 512
+"""Most tokens of one row that a pass feeds; longer prompts take several passes."""
+_PADDED = 4096
+"""Most rows x longest row among those that feed several tokens in a pass."""
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    episode: str
+    ids: list[int]
+    """The prompt, then what was sampled."""
+    limit: int
+    """Length of `ids` at which it ends."""
+    sampling: Sampling
+    future: asyncio.Future[Generation]
+    random: Random
+    logprobs: list[float] = field(default_factory=list)
+    slot: Slot = field(init=False)
+
+
+class TransformersEngine(Engine):
+    """Samples from `model` and shares its weights; at most `max_batch` requests run at once.
+
+    While a request is outstanding the module is in eval mode and uses this engine's attention; before
+    the last one is answered it is given back as it was. Raises ConfigError for a model whose layers
+    are not all plain causal attention.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, max_batch: int | None = None) -> None:
+        config = model.config.get_text_config(decoder=True)
+        others = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
+        if others:
+            raise ConfigError(refusal(type(model).__name__, f"it has {', '.join(sorted(others))} layers"))
+        self.model = model
+        self.max_context = config.max_position_embeddings
+        self._max_batch = max_batch or 1 << 30
+        eos = model.generation_config.eos_token_id if model.generation_config else config.eos_token_id
+        self._eos = frozenset([eos] if isinstance(eos, int) else eos or [])
+        self._cache = KVCache(config.num_hidden_layers)
+        self._slots = Slots()
+        self._waiting: deque[_Request] = deque()
+        self._running: list[_Request] = []
+        self._arrivals = 0
+        self._held = 0
+        self._closed = False
+        self._task: asyncio.Task[None] | None = None
+        self._lent: tuple[bool, str] | None = None
+        self._borrow()
+        self._give_back()
+
+    # --- the contract -----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """See Engine. A pass over two tokens shows whether every layer can be served."""
+        cache = KVCache(self._cache.layers)
+        cache.reserve(1, 2)
+        try:
+            with torch.inference_mode():
+                kv_pass = Pass(cache, [0, 0], cached=[0], counts=[2], singles=0, device=self.model.device)
+                self._forward(kv_pass, [1])
+        finally:
+            self._give_back()
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, *, episode: str) -> Generation:
+        """See Engine. Two requests of one episode run one after the other."""
+        if self._closed:
+            raise EngineError("the engine is closed")
+        if not ids:
+            raise EngineError(f"episode {episode}: the prompt is empty")
+        limit = min(len(ids) + sampling.max_tokens, self.max_context)
+        if len(ids) >= limit:
+            return Generation([], [], GenerationStop.LENGTH, self.weights_version)
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        request = _Request(episode, list(ids), limit, sampling, future, Random(sampling.seed))
+        self._waiting.append(request)
+        self._arrivals += 1
+        self._kick()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._forget(request)
+            raise
+
+    async def release(self, episode: str) -> None:
+        """See Engine. Requests of the episode that still run end as `abort`."""
+        for request in [*self._running, *self._waiting]:
+            if request.episode == episode:
+                self._finish(request, GenerationStop.ABORT)
+        self._slots.free(episode)
+        if not self._slots.places:
+            self._cache.clear()
+
+    async def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """See Engine. Tensors that already are the module's own are not copied."""
+        async with self._drained():
+            own = dict(self.model.named_parameters(remove_duplicate=False)) | dict(self.model.named_buffers())
+            with torch.no_grad():
+                for name, tensor in weights:
+                    if name not in own:
+                        raise EngineError(f"load_weights: the model has no weight {name!r}")
+                    if own[name].data_ptr() != tensor.data_ptr() or own[name].shape != tensor.shape:
+                        own[name].copy_(tensor)
+            self._reset()
+            self.weights_version = version
+
+    async def sleep(self) -> None:
+        """See Engine. Waits for running requests and frees every cache."""
+        async with self._drained():
+            self._reset()
+
+    async def close(self) -> None:
+        """See Engine. What still runs ends as `abort`."""
+        self._closed = True
+        for request in [*self._running, *self._waiting]:
+            self._finish(request, GenerationStop.ABORT)
+        self._reset()
+
+    # --- the loop ---------------------------------------------------------------------------
+
+    def _kick(self) -> None:
+        """Sees to it that the loop runs; it ends by itself when there is nothing to do."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(self._ended)
+
+    async def _run(self) -> None:
+        await self._settle()
+        while self._admit():
+            self._step()
+            await self._settle()
+
+    async def _settle(self) -> None:
+        """Lets every coroutine that is ready run until none of them asks for more."""
+        quiet = 0
+        while quiet < _QUIET:
+            seen = self._arrivals
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if seen == self._arrivals else 0
+
+    def _admit(self) -> bool:
+        """Seats whoever can be seated; False when nothing runs."""
+        late = []
+        while self._waiting and not self._held and len(self._running) < self._max_batch:
+            request = self._waiting.popleft()
+            slot = self._slots.seat(request.episode, request.ids)
+            if slot is None:
+                late.append(request)
+            else:
+                request.slot = slot
+                self._running.append(request)
+        self._waiting.extendleft(reversed(late))
+        return bool(self._running)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A pass that raised fails everyone who waits; the engine starts afresh with the next request."""
+        error = None if task.cancelled() else task.exception()
+        if error is None and not task.cancelled():
+            return
+        outstanding = [*self._running, *self._waiting]
+        self._reset()
+        for request in outstanding:
+            if error is None:
+                request.future.cancel()
+            elif not request.future.done():
+                request.future.set_exception(_failure(error))
+
+    @asynccontextmanager
+    async def _drained(self) -> AsyncIterator[None]:
+        """Nothing runs inside; new requests queue meanwhile."""
+        self._held += 1
+        try:
+            while self._running and self._task is not None:
+                await asyncio.wait([self._task])
+            yield
+        finally:
+            self._held -= 1
+            if self._waiting:
+                self._kick()
+
+    # --- one pass ---------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _step(self) -> None:
+        """One forward pass, and a token for every row that has fed all it had."""
+        singles, several = self._choose()
+        self._place(singles, several)
+        rows = singles + several
+        tokens: list[int] = []
+        cached, counts = [], []
+        for row in rows:
+            fed = row.slot.cached
+            count = min(len(row.ids) - fed, _CHUNK)
+            tokens += row.ids[fed : fed + count]
+            cached.append(fed)
+            counts.append(count)
+            row.slot.cached = fed + count
+        kv_pass = Pass(
+            self._cache, tokens, cached=cached, counts=counts, singles=len(singles), device=self.model.device
+        )
+        ready = [row.slot.cached == len(row.ids) for row in rows]
+        logits_RV = self._forward(kv_pass, list(compress(kv_pass.last, ready)))
+        if any(ready):
+            self._extend(list(compress(rows, ready)), logits_RV)
+
+    def _choose(self) -> tuple[list[_Request], list[_Request]]:
+        """Who takes part: all that feed one token, and as many that feed several as fit."""
+        singles: list[_Request] = []
+        several: list[_Request] = []
+        widest = 0
+        for request in self._running:
+            todo = len(request.ids) - request.slot.cached
+            width = max(widest, min(todo, _CHUNK))
+            if todo == 1:
+                singles.append(request)
+            elif not several or width * (len(several) + 1) <= _PADDED:
+                several.append(request)
+                widest = width
+        return singles, several
+
+    def _place(self, singles: list[_Request], several: list[_Request]) -> None:
+        """Moves their slots to the front of the cache and sorts them as they lie."""
+        longest = max(min(len(r.ids), r.slot.cached + _CHUNK) for r in singles + several)
+        self._cache.reserve(len(self._slots.places), longest)
+        self._transfer([(donor.place, slot) for slot, donor in self._slots.copies.items()])
+        self._slots.copies.clear()
+        self._transfer(self._slots.arrange([r.slot for r in singles], [r.slot for r in several]))
+        for requests in (singles, several):
+            requests.sort(key=lambda request: request.slot.place)
+
+    def _transfer(self, moves: list[tuple[int, Slot]]) -> None:
+        if moves:
+            length = max(slot.cached for _, slot in moves)
+            self._cache.move([old for old, _ in moves], [slot.place for _, slot in moves], length)
+
+    def _forward(self, kv_pass: Pass, wanted: list[int]) -> Tensor:
+        """Logits of the wanted tokens, R x V."""
+        self._borrow()
+        ids_1N = kv_pass.ids_1N
+        everything = len(wanted) == ids_1N.shape[1]
+        output = self.model(
+            input_ids=ids_1N, position_ids=kv_pass.positions_1N, use_cache=False, kv_pass=kv_pass,
+            logits_to_keep=0 if everything else torch.tensor(wanted, dtype=torch.long, device=ids_1N.device),
+        )
+        if len(kv_pass.layers) < self._cache.layers:
+            raise ConfigError(refusal(type(self.model).__name__, "some layers keep a state of another kind"))
+        logits_RV: Tensor = output.logits[0]
+        # a model without logits_to_keep returns them all
+        return logits_RV if len(logits_RV) == len(wanted) else logits_RV[wanted]
+
+    def _extend(self, requests: list[_Request], logits_RV: Tensor) -> None:
+        """Samples a token for each request and answers those that end with it."""
+        settings = [request.sampling for request in requests]
+        tokens, logprobs = sample(logits_RV, settings, [request.random.random() for request in requests])
+        for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
+            if not math.isfinite(logprob):
+                raise EngineError(f"episode {request.episode}: the model's logits are not finite")
+            request.ids.append(token)
+            request.logprobs.append(logprob)
+            if token in self._eos:
+                self._finish(request, GenerationStop.EOS)
+            elif token in request.sampling.stop_ids:
+                self._finish(request, GenerationStop.STOP)
+            elif len(request.ids) >= request.limit:
+                self._finish(request, GenerationStop.LENGTH)
+
+    # --- beginnings and ends ----------------------------------------------------------------
+
+    def _finish(self, request: _Request, stop: GenerationStop) -> None:
+        sampled = request.ids[len(request.ids) - len(request.logprobs) :]
+        self._forget(request)
+        if not request.future.done():
+            generation = Generation(sampled, request.logprobs, stop, self.weights_version)
+            request.future.set_result(generation)
+
+    def _forget(self, request: _Request) -> None:
+        """Takes a request out, wherever it is; what it has cached stays with its episode."""
+        if request in self._running:
+            self._running.remove(request)
+            request.slot.busy = False
+        elif request in self._waiting:
+            self._waiting.remove(request)
+        if not self._running and not self._waiting:
+            self._give_back()
+
+    def _reset(self) -> None:
+        """Forgets every request and every cache."""
+        self._running.clear()
+        self._waiting.clear()
+        self._slots = Slots()
+        self._cache.clear()
+        self._give_back()
+
+    def _borrow(self) -> None:
+        """Puts the trainer's module into eval mode and under this engine's attention."""
+        if self._lent is not None:
+            return
+        self._lent = self.model.training, self.model.config._attn_implementation
+        self.model.train(False)
+        self.model.set_attn_implementation(ATTENTION)
+        if self.model.config._attn_implementation != ATTENTION:
+            self._give_back()
+            raise ConfigError(refusal(type(self.model).__name__, "its attention cannot be replaced"))
+
+    def _give_back(self) -> None:
+        """Leaves the module as it was found."""
+        if self._lent is not None:
+            training, attention = self._lent
+            self._lent = None
+            self.model.train(training)
+            self.model.set_attn_implementation(attention)
+
+
+def _failure(error: BaseException) -> Exception:
+    """What a waiter hears of a pass that raised: one exception of its own each."""
+    if isinstance(error, EnvrlError):
+        return type(error)(*error.args)
+    failure = EngineError(f"{type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

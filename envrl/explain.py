@@ -1,0 +1,143 @@
+"""Words for what Hydra and pydantic refuse: one line per problem, with the override that mends it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from types import NoneType
+from typing import Any, get_args
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+from yaml import YAMLError
+
+from envrl.errors import unknown
+from envrl.paths import groups, options
+from envrl.spec import RunSpec
+
+_EXAMPLES = {
+    "int": "<integer>", "float": "<number>", "bool": "true|false", "string": "'\"<text>\"'",
+    "list": "[...]", "dict": "{...}", "model": "{...}", "path": "<path>",
+}  # fmt: skip
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether Hydra refuses the user's input; some of that it says in plain ValueErrors."""
+    flags = ("Only one of --", "The --resolve", "Config group override must")
+    known = isinstance(error, HydraException | OmegaConfBaseException | YAMLError)
+    return known or (isinstance(error, ValueError) and str(error).startswith(flags))
+
+
+def refusal(error: Exception) -> str:
+    """Why Hydra could not compose: the option, key or text that it stumbled over."""
+    if isinstance(error, OverrideParseException):
+        return _unparsed(str(error.override).removeprefix("++"))
+    text = str(error).split("\nConfig search path:")[0].strip()
+    option = re.search(r"Could not (?:find|load) '(?:(.+)/)?([^/']+)'", text)
+    if option and option[1] in groups():
+        found = error.options if isinstance(error, MissingConfigException) and error.options else []
+        return unknown(f"{option[1]}={option[2]}", option[2], found or options(option[1]))
+    if text.startswith("Config group override must"):
+        return f"a group takes an option's name or a list of names; groups: {', '.join(groups())}"
+    cause = error.__cause__
+    if cause is not None and "is not in struct" in str(cause):
+        return unknown_key(str(getattr(cause, "full_key", "")).split("."))
+    if cause is not None and str(cause) not in text:
+        text += "\n" + str(cause).splitlines()[0]
+    return text
+
+
+def _unparsed(override: str) -> str:
+    key, equals, value = override.partition("=")
+    if not equals:
+        return f"{override}: not an override; write key=value"
+    quoted = value.strip("\"'").replace('"', '\\"')
+    return f"{key}: cannot read {value!r}; text needs both pairs of quotes: '{key}=\"{quoted}\"'"
+
+
+def problems(error: ValidationError, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(override path, line) for all that pydantic refuses in a composition."""
+    for e in error.errors(include_url=False):
+        loc = [part for part in e["loc"] if part != "[key]"]
+        keys = [str(part) for part in loc if not isinstance(part, int)]
+        path = ".".join(keys)
+        index = "".join(f"[{part}]" for part in loc if isinstance(part, int))
+        line = unknown_key(keys) if e["type"] == "extra_forbidden" else _line(path, index, e)
+        yield path, line
+
+
+def unknown_key(keys: Sequence[str]) -> str:
+    """A key that the spec does not have; names the nearest one, be it a sibling or of another group."""
+    *parents, key = keys
+    siblings = _fields(parents)
+    near = [".".join([*parents, name]) for name in get_close_matches(key, siblings, 1)]
+    elsewhere = [path for path in _paths(RunSpec) if path.rpartition(".")[2] == key]
+    hint = " or ".join(near or elsewhere)
+    known = f"did you mean {hint}?" if hint else f"known: {', '.join(siblings)}"
+    return f"{'.'.join(keys)}: unknown key; {known}"
+
+
+def allows(keys: Sequence[str]) -> bool:
+    """Whether the spec has a place for this key."""
+    *parents, key = keys
+    at = _type_at(parents)
+    return at is not None and (not _is_spec(at) or key in at.model_fields)
+
+
+def _line(path: str, index: str, e: Any) -> str:
+    kind, context, value = e["type"], e.get("ctx", {}), e["input"]
+    if kind == "missing":
+        shown = "|".join(options(path)) if path in groups() else "..."
+        return f"{path}: no value; mend: {path}={shown}"
+    if kind == "none_required":
+        return f"{path}: not built yet (got {_short(value)}); mend: {path}=null"
+    if kind in ("enum", "literal_error"):
+        choices = re.findall(r"'([^']*)'", context["expected"])
+        mend = f"[{'|'.join(choices)}, ...]" if index else "|".join(choices)
+        return f"{unknown(path + index, value, choices)}; mend: {path}={mend}"
+    if kind == "too_short":
+        return f"{path}: must not be empty; mend: {path}=[...]"
+    bound = context.get("ge", context.get("le"))
+    example = _EXAMPLES.get(kind.split("_")[0], "...") if bound is None else bound
+    says = e["msg"].replace("Input should be", "must be").replace("Input should", "must")
+    return f"{path}{index}: {says} (got {_short(value)}); mend: {path}={example}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _is_spec(at: Any) -> bool:
+    return isinstance(at, type) and issubclass(at, BaseModel)
+
+
+def _type_at(keys: Sequence[str]) -> Any:
+    """The type that the spec has at a path: a Spec, or any other type; None where it has nothing."""
+    at: Any = RunSpec
+    for key in keys:
+        if _is_spec(at):
+            field = at.model_fields.get(key)
+            at = None if field is None else field.annotation
+        else:
+            at = next(iter(get_args(at)[1:]), None)  # the values of a dict
+        inner = [arg for arg in get_args(at) if arg is not NoneType]
+        at = inner[0] if NoneType in get_args(at) and len(inner) == 1 else at
+    return at
+
+
+def _fields(keys: Sequence[str]) -> list[str]:
+    at = _type_at(keys)
+    return list(at.model_fields) if _is_spec(at) else []
+
+
+def _paths(spec: type[BaseModel], above: str = "") -> Iterator[str]:
+    """The dotted paths of all fields."""
+    for name in spec.model_fields:
+        path = f"{above}{name}"
+        yield path
+        inner = _type_at(path.split("."))
+        if _is_spec(inner):
+            yield from _paths(inner, f"{path}.")

@@ -1,0 +1,102 @@
+"""Checkpoints that are complete or absent, in Hugging Face's layout.
+
+    <directory>/step-<N>/   the model and the tokenizer, loadable with from_pretrained
+                            trainer.pt: what resuming needs besides
+
+A checkpoint is written under a hidden name, flushed to the disk, and renamed. Hidden names are
+what a crash left behind; the next `save` removes them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from envrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_STATE = "trainer.pt"
+
+
+def save(
+    directory: Path,
+    step: int,
+    *,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    state: dict[str, Any],
+    keep: int,
+    best: int | None = None,
+) -> Path:
+    """Writes `directory`/step-`step`, then removes all but the newest `keep` and the step `best`.
+
+    `state` is plain data and tensors. A checkpoint of the same step is replaced.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    _sweep(directory)
+    target = directory / f"step-{step}"
+    partial = directory / f".{target.name}.partial"
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    torch.save(state, partial / _STATE)
+    for path in (*partial.rglob("*"), partial):
+        _flush(path)
+    if target.exists():
+        _remove(target)
+    os.replace(partial, target)
+    _flush(directory)
+    _prune(directory, keep=keep, best=best)
+    return target
+
+
+def latest(directory: Path) -> Path | None:
+    """The checkpoint of the highest step, or None."""
+    return max(_all(directory), key=_step, default=None)
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """The state saved with a checkpoint, on the CPU. Raises ConfigError where `path` is none."""
+    if not (path / _STATE).is_file():
+        raise ConfigError(f"resume: {path} is not a checkpoint (it has no {_STATE}); give a step-N directory")
+    state: dict[str, Any] = torch.load(path / _STATE, map_location="cpu", weights_only=True)
+    return state
+
+
+def _all(directory: Path) -> list[Path]:
+    return [path for path in directory.glob("step-*") if path.name.removeprefix("step-").isdigit()]
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _prune(directory: Path, *, keep: int, best: int | None) -> None:
+    for path in sorted(_all(directory), key=_step)[:-keep]:
+        if _step(path) != best:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Hides a checkpoint before deleting it, so that one deleted halfway is never taken for whole."""
+    hidden = path.with_name(f".{path.name}.removed")
+    os.replace(path, hidden)
+    shutil.rmtree(hidden)
+
+
+def _sweep(directory: Path) -> None:
+    for leftover in directory.glob(".step-*"):
+        shutil.rmtree(leftover)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

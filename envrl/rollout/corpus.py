@@ -1,0 +1,81 @@
+"""Solver games as text: what the tiny model's tokenizer is built from."""
+
+from __future__ import annotations
+
+import json
+import os
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from envrl.engine.base import Sampling
+from envrl.env.base import Environment, ToolCall, has_solver
+from envrl.env.policies import noisy, random
+from envrl.model import tiny
+from envrl.model.chat import Chat
+from envrl.rollout.policy import scripted
+from envrl.rollout.runner import Runner
+from envrl.rollout.tasks import Tasks
+from envrl.spec import RunSpec
+
+GAMES = 256
+
+
+async def tiny_tokenizer(spec: RunSpec, *, cache: Path) -> PreTrainedTokenizerBase:
+    """The tiny model's tokenizer for this run's environments, from the cache where it was built before.
+
+    The digest in its folder's name covers everything that shapes it; seeds of the run do not.
+    """
+    assert spec.model.tiny is not None
+    shaped_by = {
+        "games": {key: env.model_dump(mode="json") for key, env in spec.env.items()},
+        "scheduler": spec.scheduler.model_dump(mode="json"),
+        "vocab_size": spec.model.tiny.vocab_size,
+        "code": Path(tiny.__file__).read_text("utf-8"),
+    }
+    name = sha256(json.dumps(shaped_by, sort_keys=True).encode()).hexdigest()[:12]
+    folder = cache / f"tiny-{name}"
+    if not folder.exists():
+        tokenizer = tiny.train_tokenizer(await game_texts(spec), spec.model.tiny.vocab_size)
+        building = folder.with_name(f"{folder.name}.{os.getpid()}")
+        tokenizer.save_pretrained(building)
+        try:
+            building.rename(folder)
+        except OSError:  # another process was faster; what it built is the same
+            pass
+    return AutoTokenizer.from_pretrained(folder)  # type: ignore[no-any-return]
+
+
+async def game_texts(spec: RunSpec) -> list[str]:
+    """Games of the noisy solver, rendered as the scheduler renders them, special tokens included."""
+    tokenizer = tiny.bootstrap_tokenizer()
+    unlimited = {"max_tokens": 1 << 20, "max_turn_tokens": None}
+    lenient = spec.model_copy(
+        update={
+            "seed": 0,
+            "scheduler": spec.scheduler.model_copy(update=unlimited),
+            "rollout": spec.rollout.model_copy(update={"max_error_rate": 1.0}),
+        }
+    )
+    runner = Runner(lenient, Chat(tokenizer, template_kwargs=spec.model.chat_template_kwargs))
+    groups = Tasks(spec.env, seed=0, stage="tokenizer", members=1).groups(0, GAMES)
+    sampling = Sampling(max_tokens=unlimited["max_tokens"] or 0)
+    played = await runner.run(groups, scripted(solver(noise=0.5)), sampling, name="tokenizer")
+    return [
+        tokenizer.decode(transcript.ids)
+        for group in played
+        for episode in group
+        for transcript in episode.transcripts
+    ]
+
+
+def solver(*, noise: float):  # type: ignore[no-untyped-def]
+    """The noisy solver; plain random play where an environment has no solver."""
+    best = noisy(noise)
+
+    def policy(environment: Environment, rng: Random) -> ToolCall:
+        return best(environment, rng) if has_solver(type(environment)) else random(environment, rng)
+
+    return policy

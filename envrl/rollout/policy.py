@@ -1,0 +1,51 @@
+"""Scripted policies behind the engine's contract, so that solver games pass through the real scheduler.
+
+What such an engine "samples" is exactly what a model would have to sample to act so: warm-start games
+are rendered by the code that renders rollouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import TYPE_CHECKING
+
+from envrl.engine.base import Engine, Generation, GenerationStop, Sampling
+from envrl.env.base import Face
+from envrl.env.policies import Policy
+from envrl.model.tool_calls import format_tool_call
+from envrl.seeds import derive
+
+if TYPE_CHECKING:
+    from envrl.rollout.trajectory import Episode
+
+
+class PolicyEngine(Engine):
+    """Speaks for one episode in the words of a scripted policy."""
+
+    def __init__(self, policy: Policy, episode: Episode, face: Face, *, max_context: int) -> None:
+        self.max_context = max_context
+        self._policy = policy
+        self._episode = episode
+        self._face = face
+        self._rng = Random(derive(episode.sampling.seed, "policy"))
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, *, episode: str) -> Generation:
+        """The tokens of the policy's next action, end token included."""
+        chat = self._episode.chat
+        spoken = [*chat.encode(self._words()), chat.turn_end]
+        stop = GenerationStop.EOS if len(spoken) <= sampling.max_tokens else GenerationStop.LENGTH
+        spoken = spoken[: sampling.max_tokens]
+        return Generation(spoken, [0.0] * len(spoken), stop, self.weights_version)
+
+    def _words(self) -> str:
+        environment = self._episode.host.environment
+        if environment.done:
+            return "Done."
+        call = self._policy(environment, self._rng)
+        return format_tool_call(call) if self._face is Face.TOOL else environment.format_action(call)
+
+
+def scripted(policy: Policy, *, max_context: int = 1 << 30) -> Callable[[Episode, Face], Engine]:
+    """An engine for each episode, all playing this policy."""
+    return lambda episode, face: PolicyEngine(policy, episode, face, max_context=max_context)

@@ -1,0 +1,303 @@
+"""Episode, Transcript, TokenRow: what an episode did, token in and token out.
+
+What the model sampled is what is trained, id for id. A transcript is append-only, and its ids, mask
+and log-probs move together. T counts tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from envrl.engine.base import Engine, Generation, GenerationStop, Sampling
+from envrl.env.base import Face, ToolCall, checked_arguments
+from envrl.errors import Blame, WorldError, classify, unknown
+from envrl.seeds import derive
+from envrl.stop import StopReason
+
+if TYPE_CHECKING:
+    from envrl.env.host import Host
+    from envrl.model.chat import Chat
+    from envrl.rollout.tasks import Task
+    from envrl.spec import SchedulerSpec
+
+
+@dataclass
+class Transcript:
+    """One append-only conversation. All four lists have one entry per token."""
+
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    """1: sampled by the model; 0: prompt, observation, or an end token that we added."""
+    logprobs: list[float] = field(default_factory=list)
+    """Of sampled tokens, under the distribution they were sampled from; 0.0 elsewhere."""
+    prompt_tokens: int = 0
+    """Length of the prompt, which max_tokens does not count."""
+
+    def observe(self, ids: list[int]) -> None:
+        """Appends tokens that the model did not choose."""
+        self.ids += ids
+        self.mask += [0] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+
+    def sample(self, generation: Generation) -> None:
+        """Appends what the model sampled."""
+        self.ids += generation.ids
+        self.mask += [1] * len(generation.ids)
+        self.logprobs += generation.logprobs
+
+
+@dataclass
+class Turn:
+    """One model turn and what the environment made of it."""
+
+    text: str
+    stop: GenerationStop
+    tokens: int
+    transcript: int
+    """Index of its transcript in the episode."""
+    start: int
+    """Index of its first token in the transcript; it ends at start + tokens."""
+    reward: float | None = None
+    """By how much the environment's reward rose in this turn; None where it is unscored."""
+    calls: int = 0
+    failures: int = 0
+    """Calls that could not be run, and texts without an action."""
+    weights_version: int = 0
+    generate_s: float = 0.0
+    step_s: float = 0.0
+
+    @property
+    def cut(self) -> bool:
+        """It ended for want of tokens, not by the model's choice."""
+        return self.stop not in (GenerationStop.EOS, GenerationStop.STOP)
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """One transcript on its way to the optimizer: four lists of length T."""
+
+    ids_T: list[int]
+    mask_T: list[int]
+    logprobs_T: list[float]
+    advantages_T: list[float]
+    truncated: bool = False
+
+
+class Episode:
+    """One attempt at one task: the environment, the conversation, and the record of both."""
+
+    def __init__(
+        self, task: Task, host: Host, chat: Chat, *, limits: SchedulerSpec, sampling: Sampling, name: str,
+        prompt: str | None = None, tool_schemas: list[dict[str, Any]] | None = None,
+    ) -> None:
+        self.task = task
+        self.host = host
+        self.chat = chat
+        self.limits = limits
+        self.sampling = sampling
+        self.name = name
+        """Unique in the run; engines key their caches and seeds by it."""
+        self.prompt = prompt
+        self.tool_schemas = tool_schemas
+        self.transcripts: list[Transcript] = []
+        self.messages: list[dict[str, Any]] = []
+        self.turns: list[Turn] = []
+        self.stop: StopReason | None = None
+        self.error: str | None = None
+        self.retries = 0
+        self.scores: dict[str, float | None] = {}
+        """Reward terms; filled in by reward.score."""
+        self.score: float | None = None
+        """Their weighted sum; None means unscored."""
+        self._scored: float | None = None
+        self._started = time.perf_counter()
+        self._duration: float | None = None
+
+    # --- the conversation -------------------------------------------------------------------
+
+    async def begin(self, face: Face) -> None:
+        """Resets the environment and renders the prompt. Raises WorldError."""
+        with self._boundary():
+            row = {"seed": self.task.seed, **self.task.row}
+            observation = await self.host.reset(timeout_s=self.limits.step_timeout_s, **row)
+        self._scored = self._reward()
+        rules = self.prompt if self.prompt is not None else self.host.environment.instructions(face)
+        self.fork(opening(face, rules, observation, self.task.messages), tools=face is Face.TOOL)
+
+    def fork(self, messages: list[dict[str, Any]], *, tools: bool = True) -> None:
+        """Starts a transcript from these messages; earlier ones are kept and trained too."""
+        self.messages = list(messages)
+        transcript = Transcript()
+        transcript.observe(self.chat.start(messages, tools=self.tool_schemas if tools else None))
+        transcript.prompt_tokens = len(transcript.ids)
+        self.transcripts.append(transcript)
+
+    async def generate(self, engine: Engine) -> Turn | None:
+        """Lets the model speak; None where no token of room is left."""
+        transcript = self.transcripts[-1]
+        room = self.room(engine)
+        if room < 1:
+            return None
+        started = time.perf_counter()
+        sampling = self._sampling(room)
+        generation = await engine.generate(transcript.ids, sampling, episode=self.name)
+        if not generation.ids:
+            return None
+        turn = Turn(
+            text=self.chat.decode(generation.ids), stop=generation.stop, tokens=len(generation.ids),
+            transcript=len(self.transcripts) - 1, start=len(transcript.ids),
+            weights_version=generation.weights_version, generate_s=time.perf_counter() - started,
+        )
+        transcript.sample(generation)
+        self.turns.append(turn)
+        self.messages.append({"role": "assistant", "content": turn.text})
+        return turn
+
+    def room(self, engine: Engine) -> int:
+        """Tokens that may still be added: by the episode's budget and the engine's context."""
+        used = sum(len(t.ids) - t.prompt_tokens for t in self.transcripts)
+        return min(self.limits.max_tokens - used, engine.max_context - len(self.transcripts[-1].ids))
+
+    def observe(self, messages: list[dict[str, Any]], engine: Engine) -> bool:
+        """Renders messages for the model; False where they leave no room for it to answer."""
+        transcript = self.transcripts[-1]
+        ids = self.chat.extend(messages)
+        if transcript.ids[-1] != self.chat.turn_end:
+            ids = [self.chat.turn_end, *ids]
+        if len(ids) >= self.room(engine):
+            return False
+        transcript.observe(ids)
+        return True
+
+    def _sampling(self, room: int) -> Sampling:
+        budget = min(room, self.limits.max_turn_tokens or room)
+        return replace(self.sampling, max_tokens=budget, seed=derive(self.sampling.seed, len(self.turns)))
+
+    # --- the environment --------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        """The environment ended the episode."""
+        return self.host.environment.done
+
+    async def call(self, call: ToolCall) -> str:
+        """Runs one call of the newest turn and returns the text for the model. Raises WorldError.
+
+        What the model did wrong is the text; a call that is wrong never runs the tool.
+        """
+        turn = self.turns[-1]
+        turn.calls += 1
+        started = time.perf_counter()
+        try:
+            tool, arguments = self._checked(call)
+            with self._boundary():
+                result = await self.host.call(tool, timeout_s=self.limits.step_timeout_s, **arguments)
+        except ValueError as mistake:
+            turn.failures += 1
+            return f"Error: {mistake}"
+        finally:
+            turn.step_s += time.perf_counter() - started
+            self._credit(turn)
+        return "" if result is None else str(result)
+
+    def parse_action(self, text: str) -> ToolCall:
+        """The environment's reading of a text. Raises ValueError with the text for the model."""
+        turn = self.turns[-1]
+        try:
+            with self._boundary():
+                return self.host.environment.parse_action(text)
+        except ValueError:
+            turn.failures += 1
+            raise
+        finally:
+            self._credit(turn)
+
+    def _checked(self, call: ToolCall) -> tuple[Callable[..., Any], dict[str, Any]]:
+        tools = self.host.environment.tools()
+        if call.error is not None:
+            raise ValueError(call.error)
+        if self.done:
+            raise ValueError("the episode is over; this call was not run")
+        if call.name not in tools:
+            raise ValueError(unknown("tool", call.name, tools))
+        return tools[call.name], checked_arguments(tools[call.name], call.arguments)
+
+    @contextmanager
+    def _boundary(self) -> Iterator[None]:
+        """Where an environment's exceptions are classified: ValueError passes, the rest is WorldError."""
+        where = f"env {self.task.env}, turn {len(self.turns)}"
+        try:
+            yield
+        except WorldError as error:
+            raise type(error)(f"{where}: {error}") from error
+        except Exception as error:
+            if classify(error) is Blame.MODEL and self.turns:
+                raise
+            raise WorldError(f"{where}: {type(error).__name__}: {error}") from error
+
+    def _reward(self) -> float | None:
+        reward = self.host.environment.reward
+        if reward is not None and not math.isfinite(reward):
+            raise WorldError(f"env {self.task.env}: reward is {reward}")
+        return None if reward is None else float(reward)
+
+    def _credit(self, turn: Turn) -> None:
+        """Records by how much the reward rose since it was last looked at."""
+        reward = self._reward()
+        if reward is not None:
+            turn.reward = (turn.reward or 0.0) + reward - (self._scored or 0.0)
+            self._scored = reward
+
+    # --- the record -------------------------------------------------------------------------
+
+    def finish(self, stop: StopReason, error: str | None = None) -> None:
+        """Closes the record."""
+        self.stop, self.error = stop, error
+        self._duration = time.perf_counter() - self._started
+
+    def record(self) -> dict[str, Any]:
+        """One line of episodes.jsonl, and all that a reward term sees."""
+        environment = self.host.environment
+        failed = self.stop is StopReason.ERROR
+        return {
+            "name": self.name, "env": self.task.env, "seed": self.task.seed, "group": self.task.group,
+            "member": self.task.member, "stop": self.stop, "error": self.error, "retries": self.retries,
+            "reward": self.score, "rewards": dict(self.scores),
+            "env_reward": None if failed else environment.reward,
+            "success": None if failed else environment.success,
+            "messages": self.messages, "turns": [asdict(turn) for turn in self.turns],
+            "metrics": dict(environment.metrics), "tokens": sum(sum(t.mask) for t in self.transcripts),
+            "duration_s": self._duration,
+        }
+
+    def rows(self, advantage: float) -> list[TokenRow]:
+        """Its transcripts with this advantage on every sampled token; those without any are left out."""
+        truncated = self.stop is not None and self.stop.truncated
+        return [
+            TokenRow(t.ids, t.mask, t.logprobs, [advantage * m for m in t.mask], truncated)
+            for t in self.transcripts if any(t.mask)
+        ]
+
+
+def opening(
+    face: Face, rules: str, observation: str | None, messages: list[dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """The first messages: a dataset row's own win over the rules.
+
+    Tool face: the observation is appended to the last user message. Text face: system, then user.
+    """
+    if face is Face.TEXT:
+        system = messages or ([{"role": "system", "content": rules}] if rules else [])
+        return [*system, {"role": "user", "content": observation or ""}]
+    opened = [dict(m) for m in messages] if messages else [{"role": "user", "content": rules}]
+    if observation:
+        if opened[-1]["role"] != "user":
+            opened.append({"role": "user", "content": observation})
+        else:
+            opened[-1]["content"] = f"{opened[-1]['content']}\n\n{observation}".strip()
+    return opened

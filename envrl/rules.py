@@ -1,0 +1,249 @@
+"""What a spec must hold across its fields: each rule takes a RunSpec and yields a line per problem.
+
+A line says what is wrong, the value, and the override that mends it. Nothing heavy is imported here,
+apart from what the user's own modules import.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from envrl.env import REGISTRY, environment_class
+from envrl.env.base import Environment, checked_arguments, has_solver, tool_names
+from envrl.errors import ConfigError, unknown
+from envrl.importing import load_object, load_plugin
+from envrl.reward import resolve
+from envrl.scheduler.base import Scheduler
+from envrl.spec import Backend, EnvSpec, RunSpec, SchedulerKind, Stage
+
+_BAD_ROWS = 3  # of a dataset that are shown; one mistake often spoils every row
+_ORDER = [Stage.CHECK, Stage.WARM_START, Stage.TRAIN, Stage.REPORT]
+_SWEEP = {"retries": 0, "objective": "success_rate", "dry_run": False}
+
+
+def broken(spec: RunSpec) -> Iterator[str]:
+    """All broken rules; plugins are imported first, since they may bring what the others look for."""
+    for rule in (_plugins, _names, _unbuilt, _stages, _environments, _scheduler, _rewards, _model, _grpo):
+        yield from rule(spec)
+
+
+def _plugins(spec: RunSpec) -> Iterator[str]:
+    for plugin in spec.plugins:
+        try:
+            load_plugin(plugin)
+        except ConfigError as error:
+            yield f"plugins: {error}; mend: plugins=[module or file.py]"
+
+
+def _names(spec: RunSpec) -> Iterator[str]:
+    if spec.name in (".", "..") or re.search(r"[/\\\0]", spec.name):
+        yield f"name: must be one folder name (got {spec.name!r}); mend: name=..., or output_dir=<path>"
+    if spec.output_dir.exists() and not spec.output_dir.is_dir():
+        yield f"output_dir: a file is there (got {str(spec.output_dir)!r}); mend: output_dir=<new folder>"
+    if spec.resume not in ("auto", "never") and not Path(spec.resume).exists():
+        wrong = unknown("resume", spec.resume, ["auto", "never"])
+        yield f"{wrong}; there is no such checkpoint either; mend: resume=auto|never|<checkpoint>"
+
+
+def _unbuilt(spec: RunSpec) -> Iterator[str]:
+    """Names that are agreed on, but do not work yet."""
+    grpo, sweep = spec.grpo, spec.sweep.model_dump()
+    trackers = [tracker for tracker in spec.tracker if tracker != "local"]
+    refused = {
+        "scheduler=harness": spec.scheduler.kind is SchedulerKind.HARNESS and "scheduler=tool_calling",
+        f"vllm_mode={spec.vllm_mode.kind}": spec.vllm_mode.kind != "none" and "vllm_mode=none",
+        f"grpo.staleness={grpo.staleness}": grpo.staleness > 0 and "grpo.staleness=0",
+        f"grpo.credit={grpo.credit}": grpo.credit != "episode" and "grpo.credit=episode",
+        f"grpo.kl_coef={grpo.kl_coef:g}": grpo.kl_coef > 0 and "grpo.kl_coef=0",
+        f"rollout.min_inflight={spec.rollout.min_inflight}": spec.rollout.min_inflight is not None
+        and "rollout.min_inflight=null",
+        f"tracker=[{','.join(trackers)}]": bool(trackers) and "tracker=[local]",
+    }
+    for key, env in spec.env.items():
+        path = f"env.{key}.backend"
+        refused[f"{path}={env.backend}"] = env.backend is not Backend.IN_PROCESS and f"{path}=in_process"
+        path = f"env.{key}.scheduler"
+        refused[f"{path}={env.scheduler}"] = env.scheduler is SchedulerKind.HARNESS and f"{path}=tool_calling"
+    for name, value in _SWEEP.items():
+        refused[f"sweep.{name}={sweep[name]}"] = sweep[name] != value and f"sweep.{name}={value}".lower()
+    yield from (f"{what}: not built yet; mend: {mend}" for what, mend in refused.items() if mend)
+
+
+def _stages(spec: RunSpec) -> Iterator[str]:
+    once = [stage for stage in spec.stages if stage is not Stage.EVALUATE]
+    shown = f"got [{','.join(spec.stages)}]"
+    for stage in sorted({stage for stage in once if once.count(stage) > 1}):
+        yield f"stages: {stage} stands more than once ({shown}); mend: stages=[...] with one {stage}"
+    order = sorted(set(once), key=_ORDER.index)
+    if list(dict.fromkeys(once)) != order:
+        yield f"stages: the order is {', '.join(order)} ({shown}); mend: stages=[{','.join(order)}]"
+    if Stage.REPORT in spec.stages and spec.stages[-1] is not Stage.REPORT:
+        yield f"stages: report comes last ({shown}); mend: move report to the end of stages=[...]"
+
+
+def _environments(spec: RunSpec) -> Iterator[str]:
+    classes: dict[str, type[Environment]] = {}
+    for key, env in spec.env.items():
+        if not re.fullmatch(r"[\w.-]+", key):
+            yield f"env: {key!r} is no name for an environment; mend: env.<letters, digits, _ . ->={{...}}"
+        try:
+            classes[key] = _class(key, env)
+        except ConfigError as error:
+            yield str(error)
+            continue
+        yield from _arguments(key, env, classes[key])
+        yield from _face(key, spec, classes[key])
+        if env.dataset is not None:
+            yield from islice(_dataset(key, env.dataset, spec, classes[key]), _BAD_ROWS)
+    wants_solver = Stage.WARM_START in spec.stages and spec.model.warm_start is not None
+    if wants_solver and classes and not any(map(has_solver, classes.values())):
+        yield (
+            f"stages: warm_start needs an environment with a solver, and {', '.join(classes)} "
+            f"has none; mend: model.warm_start=null"
+        )
+
+
+def _class(key: str, env: EnvSpec) -> type[Environment]:
+    if env.target is None and env.kind not in REGISTRY and env.kind != "custom":
+        line = unknown(f"env.{key}.kind", env.kind, [*REGISTRY, "custom"])
+        raise ConfigError(f"{line}; mend: env.{key}.kind={'|'.join([*REGISTRY, 'custom'])}")
+    try:
+        return environment_class(env.kind, env.target)
+    except ConfigError as error:
+        raise ConfigError(f"env.{key}.target: {error}; mend: env.{key}.target=package.module:Name") from error
+
+
+def _arguments(key: str, env: EnvSpec, cls: type[Environment]) -> Iterator[str]:
+    try:
+        checked_arguments(cls, env.args)
+    except ValueError as error:
+        yield f"env.{key}.args: {error}; mend: env.{key}.args.<name>=..."
+
+
+def _face(key: str, spec: RunSpec, cls: type[Environment]) -> Iterator[str]:
+    """Whether the environment can be played through its scheduler's face."""
+    scheduler = spec.scheduler_of(key)
+    if scheduler.target is not None:
+        return
+    if scheduler.kind is SchedulerKind.GYM and cls.parse_action is Environment.parse_action:
+        yield f"env.{key}: {cls.__name__} has no parse_action for scheduler=gym; mend: scheduler=tool_calling"
+    if scheduler.kind is SchedulerKind.TOOL_CALLING and not tool_names(cls):
+        yield f"env.{key}: {cls.__name__} has no @tool for scheduler=tool_calling; mend: scheduler=gym"
+
+
+def _dataset(key: str, path: Path, spec: RunSpec, cls: type[Environment]) -> Iterator[str]:
+    what, mend = f"env.{key}.dataset", f"mend: env.{key}.dataset=<file of JSON lines>"
+    rows = 0
+    try:
+        with path.expanduser().open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                rows += bool(line.strip())
+                if line.strip() and (wrong := _row(line, spec.env, cls)):
+                    yield f"{what}: row {rows} (line {number} of {path}): {wrong}; {mend}"
+    except (OSError, UnicodeDecodeError) as error:
+        yield f"{what}: cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}; {mend}"
+    else:
+        if rows == 0:
+            yield f"{what}: {str(path)!r} has no rows; {mend}"
+
+
+def _row(line: str, envs: Mapping[str, EnvSpec], cls: type[Environment]) -> str | None:
+    """What is wrong with one row."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        return f"not JSON: {error}"
+    if not isinstance(row, dict):
+        return f"not a JSON object (got {line.strip()[:40]})"
+    if "environment" in row and row["environment"] not in envs:
+        return f"environment {row['environment']!r} is none of {', '.join(envs)}"
+    if not isinstance(row.get("seed", 0), int | None):
+        return f"seed must be an integer (got {row['seed']!r})"
+    if not _are_messages(row.get("messages", [{"role": ""}])):
+        return f"messages must be a list of objects with a role (got {row['messages']!r:.40})"
+    ours = ("seed", "messages", "environment")
+    try:
+        inspect.signature(cls.reset).bind(None, seed=0, **{k: row[k] for k in row if k not in ours})
+    except TypeError as error:
+        return f"{cls.__name__}.reset: {error}"
+    return None
+
+
+def _are_messages(value: Any) -> bool:
+    return bool(value) and isinstance(value, list) and all(isinstance(m, dict) and "role" in m for m in value)
+
+
+def _scheduler(spec: RunSpec) -> Iterator[str]:
+    if spec.scheduler.target is None:
+        return
+    mend = "mend: scheduler.target=package.module:Name, or null"
+    try:
+        cls = load_object(spec.scheduler.target)
+    except ConfigError as error:
+        yield f"scheduler.target: {error}; {mend}"
+        return
+    if not (isinstance(cls, type) and issubclass(cls, Scheduler)):
+        yield f"scheduler.target: {spec.scheduler.target} is no subclass of envrl.scheduler.Scheduler; {mend}"
+
+
+def _rewards(spec: RunSpec) -> Iterator[str]:
+    used = {"reward.terms": spec.reward.terms}
+    if spec.reward.terms is None:
+        used = {f"env.{key}.reward": env.reward for key, env in spec.env.items()}
+    for path, terms in used.items():
+        for term in terms or []:
+            try:
+                resolve(term)
+            except ConfigError as error:
+                yield f"{path}: {error}; mend: {path}=[env]"
+        if not terms:
+            yield f"{path}: no terms (got []); mend: {path}=[env]"
+    known = {term for terms in used.values() for term in terms or []}
+    for term in spec.reward.weights or {}:
+        if term not in known:
+            yield f"{unknown('reward.weights', term, known)}; mend: reward.weights={{{_first(known)}: 1}}"
+
+
+def _first(names: set[str]) -> str:
+    return min(names, default="env")
+
+
+def _model(spec: RunSpec) -> Iterator[str]:
+    model = spec.model
+    if model.name_or_path == "tiny" and model.tiny is None:
+        yield "model.tiny: no shape for name_or_path=tiny; mend: model=tiny"
+    if re.match(r"~|\.{0,2}/", model.name_or_path) and not Path(model.name_or_path).expanduser().is_dir():
+        yield f"model.name_or_path: no such folder (got {model.name_or_path!r}); mend: model.name_or_path=..."
+    if model.tiny and model.tiny.num_attention_heads % model.tiny.num_key_value_heads:
+        heads, shared = model.tiny.num_attention_heads, model.tiny.num_key_value_heads
+        yield (
+            f"model.tiny.num_key_value_heads: must divide num_attention_heads, which is {heads} "
+            f"(got {shared}); mend: model.tiny.num_key_value_heads={heads}"
+        )
+
+
+def _grpo(spec: RunSpec) -> Iterator[str]:
+    groups, envs = spec.grpo.groups_per_step, len(spec.env)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if groups < envs:
+        yield (
+            f"grpo.groups_per_step: every one of {envs} environments needs a group "
+            f"(got {groups}); mend: grpo.groups_per_step={envs}"
+        )
+    if groups % world:
+        yield (
+            f"grpo.groups_per_step: {world} ranks share whole groups (got {groups}); "
+            f"mend: grpo.groups_per_step={(groups // world + 1) * world}"
+        )
+    if spec.evaluate.samples > 1 and spec.evaluate.temperature == 0:
+        yield (
+            f"evaluate.samples: greedy play repeats itself (got {spec.evaluate.samples} at temperature 0); "
+            f"mend: evaluate.temperature=1 or evaluate.samples=1"
+        )

@@ -1,0 +1,297 @@
+"""RunSpec: everything about a run, typed and frozen. One model per YAML group.
+
+compose.py is the only door: it turns a Hydra composition into plain data and has this module judge it.
+Numbers carry their unit in the name where it helps (`_s`, `_tokens`). Defaults live in conf/, except
+for those of `env.<key>`, which every environment's file would otherwise repeat.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Spec(BaseModel):
+    """Frozen, and a typo is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Stage(StrEnum):
+    """One file of envrl/stage/ each."""
+
+    CHECK = "check"
+    WARM_START = "warm_start"
+    EVALUATE = "evaluate"
+    TRAIN = "train"
+    REPORT = "report"
+
+
+class Backend(StrEnum):
+    """Where an environment runs."""
+
+    IN_PROCESS = "in_process"
+    SERVER = "server"
+    URL = "url"
+    DOCKER = "docker"
+
+
+class SchedulerKind(StrEnum):
+    """Which loop drives an episode."""
+
+    TOOL_CALLING = "tool_calling"
+    GYM = "gym"
+    HARNESS = "harness"
+
+
+class EnvSpec(Spec):
+    """One environment of the mixture; its key is free, `kind` says which environment it is."""
+
+    kind: str
+    """A name of envrl.env.REGISTRY, or `custom` together with `target`."""
+    target: str | None = None
+    """Import path `package.module:Name` of an Environment class; for kind=custom."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Share of the groups of a step, relative to the other environments' weights."""
+    backend: Backend = Backend.IN_PROCESS
+    args: dict[str, Any] = {}
+    """Keyword arguments of the environment's class."""
+    max_turns: Positive | None = None
+    """Overrides scheduler.max_turns here."""
+    scheduler: SchedulerKind | None = None
+    """Overrides the scheduler's kind here."""
+    dataset: Path | None = None
+    """A JSON-lines file; each row goes to `reset(**row)`."""
+    prompt: str | None = None
+    """Replaces the environment's own instructions."""
+    reward: list[str] = ["env"]
+    """Reward terms of this environment; reward.terms overrides them."""
+
+
+class TinySpec(Spec):
+    """Shape of the embedded Qwen3, and the size of its tokenizer's vocabulary."""
+
+    hidden_size: Positive
+    intermediate_size: Positive
+    num_hidden_layers: Positive
+    num_attention_heads: Positive
+    num_key_value_heads: Positive
+    head_dim: Positive
+    max_position_embeddings: Positive
+    vocab_size: Annotated[int, Field(ge=300)]
+
+
+class WarmStartSpec(Spec):
+    """Supervised fine-tuning on games that the environments' solvers play."""
+
+    steps: Positive
+    batch_size: Positive
+    """Games per optimizer step."""
+    learning_rate: Rate
+    noise: Share
+    """Chance that the solver plays a random action instead of its best one."""
+    require_success: bool
+    """Learn from solved games only."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    warmup_steps: Count = 0
+
+
+class ModelSpec(Spec):
+    """The weights, and how they are rendered and run."""
+
+    name_or_path: str
+    """`tiny` (built here from `tiny`), a local path, or a Hugging Face id."""
+    dtype: Literal["float32", "bfloat16", "float16"]
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2"]
+    gradient_checkpointing: bool
+    chat_template_kwargs: dict[str, Any]
+    """Settings of the chat template, such as enable_thinking."""
+    tiny: TinySpec | None = None
+    lora: None = None
+    """Not built yet."""
+    warm_start: WarmStartSpec | None
+    """None skips the stage."""
+
+    @property
+    def label(self) -> str:
+        """The last part of the name, for run names and tables."""
+        return Path(self.name_or_path).name.lower()
+
+
+class VllmModeSpec(Spec):
+    """Which engine samples: none is transformers, in the trainer's process and on its weights."""
+
+    kind: Literal["none", "colocate", "server"]
+
+
+class RewardSpec(Spec):
+    """Reward terms of the whole run."""
+
+    terms: list[str] | None
+    """None: each environment's own env.<key>.reward. A term is a name or `package.module:function`."""
+    weights: dict[str, float] | None
+    """By term; 1 where a term is not named."""
+
+
+class SchedulerSpec(Spec):
+    """How an episode is driven, and its limits. `null` means no limit; 0 is refused."""
+
+    kind: SchedulerKind
+    target: str | None
+    """Import path of a Scheduler subclass that replaces this kind's loop."""
+    max_turns: Positive | None
+    max_tokens: Positive
+    """Of one episode: all turns and observations after the prompt."""
+    max_turn_tokens: Positive | None
+    continue_on_length: bool
+    """A turn cut short by its length goes on with the next observation instead of ending the episode."""
+    step_timeout_s: Seconds | None
+    episode_timeout_s: Seconds | None
+    tools_visible: Literal["own", "all"]
+    """Whether the model sees only its environment's tools or those of the whole mixture."""
+    after_done: Literal["stop", "speak"]
+    """`speak` lets the model say one more thing after the environment ended the episode."""
+
+
+class RolloutSpec(Spec):
+    """How the episodes of a step are run."""
+
+    retries: Count
+    """Fresh attempts for an episode that the world broke."""
+    min_inflight: Positive | None
+    """Not built yet."""
+    max_inflight: Positive | None
+    """Episodes at once."""
+    max_error_rate: Share
+    """The run stops when more than this share of a step's episodes ended as `error`."""
+
+
+class GrpoSpec(Spec):
+    """Group-relative policy optimisation."""
+
+    steps: Positive
+    num_generations: Annotated[int, Field(ge=2)]
+    """Episodes per group."""
+    groups_per_step: Positive
+    """Over all ranks."""
+    learning_rate: Rate
+    lr_schedule: Literal["constant", "cosine"]
+    warmup_steps: Count
+    weight_decay: Annotated[float, Field(ge=0)]
+    max_grad_norm: Rate
+    loss: Literal["dapo", "grpo", "bnpo", "dr_grpo"]
+    clip_low: Rate
+    clip_high: Rate
+    kl_coef: Annotated[float, Field(ge=0)]
+    credit: Literal["episode", "turn"]
+    scale_rewards: Literal["group", "none"]
+    mask_truncated: bool
+    """Leave episodes out of the loss that a limit cut short."""
+    mismatch_cap: Annotated[float, Field(gt=1)] | None
+    """Cap of the per-token importance weight between trainer and engine; None switches the correction off."""
+    micro_batch_tokens: Positive
+    """Padded tokens per forward pass."""
+    temperature: Annotated[float, Field(gt=0)]
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    top_k: Count
+    min_p: Share
+    staleness: Count
+
+
+class EvaluateSpec(Spec):
+    """Play on held-out tasks."""
+
+    episodes: Positive
+    """Tasks, over all environments by weight."""
+    samples: Positive
+    """Episodes per task; above 1, avg@k and pass@k are reported."""
+    temperature: Annotated[float, Field(ge=0)]
+    """0 plays greedily."""
+    seed: int
+    """Of the held-out tasks; runs with the same one are compared on the same tasks."""
+    every: Positive | None
+    """Evaluate also during training, every so many steps, and keep the best checkpoint."""
+
+
+class CheckSpec(Spec):
+    """The preflight."""
+
+    require_signal: bool
+    """Whether a model whose groups never differ in reward stops the run."""
+    groups: Count
+    """Groups that the model plays to measure the learning signal; 0 skips it."""
+
+
+class CheckpointSpec(Spec):
+    """What is kept on disk while training."""
+
+    every: Positive | None
+    keep: Positive
+
+
+class SweepSpec(Spec):
+    """Not built yet."""
+
+    retries: Count
+    objective: str
+    dry_run: bool
+
+
+class RunSpec(Spec):
+    """One run."""
+
+    seed: Count
+    name: str
+    output_dir: Path
+    """The run directory itself."""
+    stages: Annotated[list[Stage], Field(min_length=1)]
+    resume: str
+    """auto, never, or the path of a checkpoint."""
+    plugins: list[str]
+    """Modules or .py files imported before the rest is judged."""
+    threads: Positive
+    """CPU threads of torch; part of the spec because results depend on them."""
+    env: Annotated[dict[str, EnvSpec], Field(min_length=1)]
+    model: ModelSpec
+    vllm_mode: VllmModeSpec
+    reward: RewardSpec
+    scheduler: SchedulerSpec
+    rollout: RolloutSpec
+    grpo: GrpoSpec
+    evaluate: EvaluateSpec
+    check: CheckSpec
+    checkpoint: CheckpointSpec
+    tracker: list[str]
+    sweep: SweepSpec
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex SHA-256 of all that shapes the results: equal digests, equal runs."""
+        return digest(self.model_dump(mode="json"))
+
+    def scheduler_of(self, env: str) -> SchedulerSpec:
+        """The scheduler's settings with the environment's own overrides."""
+        own = self.env[env]
+        changes = {"kind": own.scheduler, "max_turns": own.max_turns}
+        return self.scheduler.model_copy(update={k: v for k, v in changes.items() if v is not None})
+
+
+_UNDIGESTED = {"name", "output_dir", "resume", "tracker", "sweep"}
+
+
+def digest(spec: dict[str, Any]) -> str:
+    """Digest of a spec as plain data."""
+    judged = {key: value for key, value in spec.items() if key not in _UNDIGESTED}
+    return sha256(json.dumps(judged, sort_keys=True).encode()).hexdigest()

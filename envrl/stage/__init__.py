@@ -1,0 +1,1 @@
+"""One file per stage; each has `async def run(run: Run) -> None`."""

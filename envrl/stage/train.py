@@ -1,0 +1,162 @@
+"""GRPO: roll out, compare within groups, take one optimizer step, hand the weights to the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from envrl.grpo import checkpoints
+from envrl.grpo.advantages import group_advantages, is_flat
+from envrl.grpo.trainer import Trainer
+from envrl.rollout.metrics import episode_metrics
+from envrl.rollout.runner import Runner
+from envrl.rollout.tasks import Tasks
+from envrl.rollout.trajectory import Episode, TokenRow
+from envrl.spec import GrpoSpec
+from envrl.stage.evaluate import evaluate
+from envrl.stage.run import Policy, Run
+from envrl.tracking import read_jsonl
+
+
+async def run(run: Run) -> None:
+    """Trains from the newest checkpoint, or from the first step, to the last."""
+    await Training(run, await run.policy(), await run.runner()).run()
+
+
+class Training:
+    """The loop over steps and what it carries from one to the next."""
+
+    def __init__(self, run: Run, policy: Policy, runner: Runner) -> None:
+        self._run = run
+        self._policy = policy
+        self._runner = runner
+        self._spec: GrpoSpec = run.spec.grpo
+        self._tasks = Tasks(
+            run.spec.env, seed=run.spec.seed, stage="train", members=self._spec.num_generations
+        )
+        self._trainer = Trainer(
+            self._spec,
+            policy.model,
+            accelerator=run.accelerator,
+            pad_id=policy.tokenizer.pad_token_id or 0,
+            max_tokens=run.spec.scheduler.max_tokens,
+        )
+        self._best: tuple[float, int] | None = None
+        """Success and step of the best evaluation so far."""
+
+    async def run(self) -> None:
+        """All steps that are left; the totals go to the summary."""
+        first = self._resume()
+        run, steps = self._run, self._spec.steps
+        with run.progress.stage("train", total=steps, unit="steps", done=first) as bar:
+            for step in range(first + 1, steps + 1):
+                metrics = await self._step(step)
+                bar.advance(
+                    1,
+                    reward=metrics.get("reward"),
+                    success=metrics.get("success"),
+                    tokens_per_s=metrics["tokens_per_s"],
+                )
+                metrics |= await self._evaluate(step)
+                run.tracker.log(step, metrics)
+                self._checkpoint(step)
+        run.summary.train = totals(read_jsonl(run.tracker.metrics))
+
+    async def _step(self, step: int) -> dict[str, float]:
+        """One step, 1-based: groups → advantages → rows → update → engine."""
+        started = time.perf_counter()
+        groups = await self._roll_out(step)
+        rolled_out = time.perf_counter()
+        advantages = [group_advantages([e.score for e in g], scale=self._spec.scale_rewards) for g in groups]
+        update = self._trainer.update(token_rows(groups, advantages, mask_truncated=self._spec.mask_truncated))
+        await self._policy.sync(version=step)
+        ended = time.perf_counter()
+        records = self._run.gather([episode.record() for group in groups for episode in group])
+        self._run.tracker.record(records, stage="train", step=step)
+        metrics = episode_metrics(records) | update
+        flat = [is_flat([episode.score for episode in group]) for group in groups]
+        return metrics | {
+            "frac_zero_std": fmean(flat),
+            "time/step_s": ended - started,
+            "time/rollout_s": rolled_out - started,
+            "time/update_s": ended - rolled_out,
+            "tokens_per_s": metrics["tokens"] / (ended - started),
+        }
+
+    async def _roll_out(self, step: int) -> list[list[Episode]]:
+        size = self._spec.groups_per_step
+        groups = self._tasks.groups((step - 1) * size, step * size, **self._run.rank)
+        sampling = self._run.sampling(self._spec.temperature)
+        return await self._runner.run(groups, self._policy.engine_of, sampling, name=f"train/{step}")
+
+    # --- evaluation and checkpoints ---------------------------------------------------------
+
+    async def _evaluate(self, step: int) -> dict[str, float]:
+        every = self._run.spec.evaluate.every
+        if not every or step % every:
+            return {}
+        entries = await evaluate(self._run, "grpo", step=step)
+        played = sum(entry["episodes"] for entry in entries)
+        success = sum(entry["success_rate"] * entry["episodes"] for entry in entries) / played
+        if self._best is None or success > self._best[0]:
+            self._best = (success, step)
+        by_env = {f"eval/{entry['env']}/success": entry["success_rate"] for entry in entries}
+        return {"eval/success": success} | by_env
+
+    def _checkpoint(self, step: int) -> None:
+        spec = self._run.spec.checkpoint
+        due = step == self._spec.steps or (spec.every and step % spec.every == 0)
+        best = self._best[1] if self._best else None
+        if due or best == step:
+            checkpoints.save(
+                self._run.checkpoints,
+                step,
+                model=self._policy.model,
+                tokenizer=self._policy.tokenizer,
+                state={"trainer": self._trainer.state(), "best": self._best},
+                keep=spec.keep,
+                best=best,
+            )
+
+    def _resume(self) -> int:
+        """Takes up the newest checkpoint's optimizer and returns how many steps are done."""
+        checkpoint = self._run.training_checkpoint()
+        if checkpoint is None:
+            return 0
+        state: dict[str, Any] = checkpoints.load_state(checkpoint)
+        self._trainer.load_state(state["trainer"])
+        self._best = state["best"]
+        done = int(state["trainer"]["step"])
+        self._run.tracker.rewind(done)
+        return done
+
+
+def totals(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """What training took, from the lines of metrics.jsonl: a resumed run counts every step once."""
+    summed = {
+        "wall_s": "time/step_s",
+        "rollout_s": "time/rollout_s",
+        "update_s": "time/update_s",
+        "tokens": "tokens",
+        "episodes": "episodes",
+        "errors": "episodes/errors",
+    }
+    return {"steps": len(lines)} | {
+        total: sum(line[name] for line in lines) for total, name in summed.items()
+    }
+
+
+def token_rows(
+    groups: Sequence[Sequence[Episode]], advantages: Sequence[Sequence[float]], *, mask_truncated: bool
+) -> list[TokenRow]:
+    """The rows that are trained on: unscored episodes leave, and truncated ones where that is asked."""
+    return [
+        row
+        for group, advantages_G in zip(groups, advantages, strict=True)
+        for episode, advantage in zip(group, advantages_G, strict=True)
+        if episode.score is not None
+        for row in episode.rows(advantage)
+        if not (mask_truncated and row.truncated)
+    ]

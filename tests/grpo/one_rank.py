@@ -1,0 +1,38 @@
+"""A rank of test_ranks.py: `python one_rank.py DIRECTORY`, with torch's usual variables in the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from transformers import Qwen3ForCausalLM
+
+from envrl.grpo.trainer import Trainer
+from envrl.rollout.trajectory import TokenRow
+from envrl.spec import GrpoSpec
+
+
+def main(directory: Path) -> None:
+    torch.set_num_threads(1)
+    task = json.loads((directory / "task.json").read_text())
+    accelerator = Accelerator(cpu=True)
+    trainer = Trainer(
+        GrpoSpec(**task["spec"]), Qwen3ForCausalLM.from_pretrained(directory / "model"),
+        accelerator=accelerator, pad_id=0, max_tokens=32,
+    )
+    metrics = [
+        trainer.update([TokenRow(**row) for row in shares[accelerator.process_index]])
+        for shares in task["updates"]
+    ]
+    accelerator.wait_for_everyone()
+    weights = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+    torch.save({"weights": weights, "metrics": metrics}, directory / f"rank-{os.environ['RANK']}.pt")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envrl.grpo.advantages import group_advantages, is_flat
+
+rewards = st.lists(st.none() | st.floats(-100, 100), min_size=2, max_size=12)
+
+
+def test_sample_std_and_epsilon() -> None:
+    std = math.sqrt(2 / 3)
+    assert group_advantages([1.0, 2.0, 2.0, 3.0]) == pytest.approx([-1 / (std + 1e-4), 0, 0, 1 / (std + 1e-4)])
+
+
+def test_unscaled_is_the_distance_from_the_mean() -> None:
+    assert group_advantages([0.0, 1.0, None, 2.0], scale="none") == pytest.approx([-1, 0, 0, 1])
+
+
+def test_failed_members_are_left_out_of_mean_and_std() -> None:
+    with_failure = group_advantages([0.0, None, 1.0, 1.0])
+    assert with_failure.pop(1) == 0.0
+    assert with_failure == group_advantages([0.0, 1.0, 1.0])
+
+
+def test_a_near_tie_beside_a_failure_is_flat() -> None:
+    rewards_G = [0.6667, 0.66670001, None, 0.6667]
+    assert is_flat(rewards_G)
+    assert group_advantages(rewards_G) == [0.0] * 4
+    assert not is_flat([0.6667, 0.6669, None, 0.6667])
+
+
+@pytest.mark.parametrize("rewards_G", [[], [None, None], [None, 3.0], [2.0, 2.0]])
+def test_nothing_to_compare_is_flat(rewards_G: list[float | None]) -> None:
+    assert group_advantages(rewards_G) == [0.0] * len(rewards_G)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_no_number_is_named(bad: float) -> None:
+    with pytest.raises(ValueError, match=f"member 1 is {bad}"):
+        group_advantages([0.0, bad, 1.0])
+
+
+@given(rewards)
+def test_advantages_are_centred_ordered_and_bounded(rewards_G: list[float | None]) -> None:
+    advantages_G = group_advantages(rewards_G)
+    assert sum(advantages_G) == pytest.approx(0, abs=1e-6)
+    assert all(abs(a) <= math.sqrt(len(rewards_G)) for a in advantages_G)
+    live = sorted((r, a) for r, a in zip(rewards_G, advantages_G, strict=True) if r is not None)
+    assert [a for _, a in live] == sorted(a for _, a in live)
+
+
+@given(rewards)
+def test_trls_own_formula(rewards_G: list[float | None]) -> None:
+    torch, trl = pytest.importorskip("torch"), pytest.importorskip("trl.trainer.utils")
+    live = [r for r in rewards_G if r is not None]
+    if len(live) < 2 or max(live) - min(live) < 1e-3:
+        return
+    rewards = torch.tensor([math.nan if r is None else r for r in rewards_G], dtype=torch.float64)
+    expected = (rewards - rewards.nanmean()) / (trl.nanstd(rewards) + 1e-4)
+    assert group_advantages(rewards_G) == pytest.approx(expected.nan_to_num(nan=0.0).tolist(), abs=1e-5)
+
+
+def test_importing_the_package_loads_no_torch() -> None:
+    program = "import sys, envrl.grpo; envrl.grpo.group_advantages([1, 0]); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

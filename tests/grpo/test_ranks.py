@@ -1,0 +1,69 @@
+"""Two processes over gloo against one process with all the rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from envrl.grpo.trainer import Trainer
+from envrl.rollout.trajectory import TokenRow
+from envrl.spec import GrpoSpec
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_two_ranks(directory: Path) -> list[dict[str, Any]]:
+    shared = {
+        "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+        "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, str(Path(__file__).with_name("one_rank.py")), str(directory)]
+    ranks = [
+        subprocess.Popen(command, env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(2)
+    ]
+    try:
+        assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return [torch.load(directory / f"rank-{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.parametrize("loss", ["dapo", "grpo"])
+def test_two_ranks_equal_one(
+    model: Any, spec: GrpoSpec, rows: list[TokenRow], tmp_path: Path, loss: Any
+) -> None:
+    spec = spec.model_copy(update={"loss": loss, "learning_rate": 1e-3})
+    uneven, one_idle, nothing = (rows[:5], rows[5:]), (rows[:3], []), ([], [])
+    updates = [uneven, one_idle, nothing]
+    task = {
+        "spec": spec.model_dump(mode="json"),
+        "updates": [[[asdict(row) for row in share] for share in shares] for shares in updates],
+    }
+    (tmp_path / "task.json").write_text(json.dumps(task))
+    model.save_pretrained(tmp_path / "model")
+    first, second = run_two_ranks(tmp_path)
+    alone = Trainer(spec, model, accelerator=Accelerator(cpu=True), pad_id=0, max_tokens=32)
+    expected = [alone.update(sum(shares, [])) for shares in updates]
+    assert first["metrics"] == second["metrics"]
+    for ours, theirs in zip(first["metrics"], expected, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+    weights = torch.cat([p.detach().flatten() for p in alone.model.parameters()])
+    assert torch.equal(first["weights"], second["weights"])
+    torch.testing.assert_close(first["weights"], weights, atol=1e-4, rtol=0)

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from conftest import call  # type: ignore[import-not-found]
+
+from envrl.env.base import tool_names
+from envrl.errors import ConfigError, StageError
+from envrl.stop import StopReason
+
+
+def sampled(episode: Any) -> list[int]:
+    transcript = episode.transcripts[0]
+    return [i for i, m in zip(transcript.ids, transcript.mask, strict=True) if m]
+
+
+def tool_answers(episode: Any) -> list[str]:
+    return [m["content"] for m in episode.messages if m["role"] == "tool"]
+
+
+def test_a_solved_episode(play: Any) -> None:
+    (episode,) = play("Guess", [call("zebra"), call("crane")])
+    assert (episode.stop, episode.score, episode.host.environment.success) == (StopReason.DONE, 1.0, True)
+    assert [turn.reward for turn in episode.turns] == [0.0, 1.0]
+    assert tool_answers(episode) == ["not zebra", "right"]
+
+
+def test_emitted_ids_are_kept_where_an_encoder_would_choose_others(play: Any, chat: Any) -> None:
+    """Ids that spell a word in pieces stay in pieces."""
+    first = [*chat.encode("he"), *chat.encode("llo"), *chat.encode(call("zebra")), chat.turn_end]
+    (episode,) = play("Guess", [first, call("crane")])
+    second = [*chat.encode(call("crane")), chat.turn_end]
+    assert sampled(episode) == first + second
+    transcript = episode.transcripts[0]
+    assert len(transcript.ids) == len(transcript.mask) == len(transcript.logprobs)
+    assert all(lp == 0.0 for lp, m in zip(transcript.logprobs, transcript.mask, strict=True) if not m)
+
+
+def test_each_turn_ends_in_a_trained_end_token(play: Any, chat: Any) -> None:
+    (episode,) = play("Guess", [call("zebra"), call("crane")])
+    assert sampled(episode).count(chat.turn_end) == 2
+
+
+def test_a_turn_cut_short_gets_its_end_token_untrained(play: Any, chat: Any) -> None:
+    (episode,) = play(
+        "Guess", ["hm" * 20, call("crane")], "scheduler.max_turn_tokens=10", "scheduler.continue_on_length=true"
+    )
+    transcript, turn = episode.transcripts[0], episode.turns[0]
+    assert turn.cut
+    end = turn.start + turn.tokens
+    assert (transcript.ids[end], transcript.mask[end]) == (chat.turn_end, 0)
+
+
+def test_malformed_arguments_are_answered_and_never_run(play: Any) -> None:
+    broken = '<tool_call>{"name":"guess","arguments":{"word":"cra</tool_call>'
+    (episode,) = play("Guess", [broken, call("crane")])
+    assert episode.host.environment.guesses == ["crane"]
+    assert "JSON" in tool_answers(episode)[0]
+    assert episode.stop is StopReason.DONE
+    assert [turn.failures for turn in episode.turns] == [1, 0]
+
+
+def test_a_call_drafted_in_thought_is_not_run(play: Any) -> None:
+    (episode,) = play("Guess", [f"<think>maybe {call('aaaaa')}</think>{call('crane')}"])
+    assert episode.host.environment.guesses == ["crane"]
+
+
+def test_text_drafted_in_thought_is_not_an_action(play: Any) -> None:
+    (episode,) = play("Guess", ["<think>[aaaaa]</think>[crane]"], "scheduler=gym")
+    assert episode.host.environment.guesses == ["crane"]
+    assert episode.messages[0]["role"] == "system"
+
+
+def test_all_calls_of_a_turn_are_answered_in_order(play: Any) -> None:
+    (episode,) = play("Guess", [call("zebra") + call("crane")])
+    assert episode.host.environment.guesses == ["zebra", "crane"]
+    ids = [m["tool_call_id"] for m in episode.messages if m["role"] == "tool"]
+    assert len(set(ids)) == 2
+
+
+def test_a_call_after_the_end_is_answered_but_not_run(play: Any) -> None:
+    (episode,) = play("Guess", [call("crane") + call("zebra")])
+    assert episode.host.environment.guesses == ["crane"]
+    assert "over" in tool_answers(episode)[1]
+
+
+@pytest.mark.parametrize(
+    ("turn", "said"),
+    [
+        ('<tool_call>{"name":"gess","arguments":{}}</tool_call>', "guess"),
+        ('<tool_call>{"name":"guess","arguments":{"wrod":"crane"}}</tool_call>', "word"),
+        ('<tool_call>{"name":"guess","arguments":{"word":["a"]}}</tool_call>', "word"),
+        ('<tool_call>{"name":"reset","arguments":{}}</tool_call>', "unknown"),
+    ],
+)
+def test_what_the_model_did_wrong_goes_back_to_it(play: Any, turn: str, said: str) -> None:
+    (episode,) = play("Guess", [turn, call("crane")])
+    assert said in tool_answers(episode)[0]
+    assert episode.score == 1.0
+
+
+def test_an_environments_value_error_is_the_tools_answer(play: Any) -> None:
+    (episode,) = play("Moody", [call("refuse"), call("crane")])
+    assert "not allowed" in tool_answers(episode)[0]
+    assert episode.stop is StopReason.DONE
+
+
+def test_one_turn_allowed_is_one_step(play: Any) -> None:
+    (episode,) = play("Guess", [call("zebra")], "scheduler.max_turns=1")
+    assert episode.host.environment.guesses == ["zebra"]
+    assert episode.stop is StopReason.MAX_TURNS
+    assert episode.stop.truncated
+
+
+def test_no_turns_is_refused(play: Any) -> None:
+    with pytest.raises(ConfigError, match="max_turns"):
+        play("Guess", [call("zebra")], "scheduler.max_turns=0")
+
+
+def test_a_turn_without_a_call_ends_the_episode(play: Any) -> None:
+    (episode,) = play("Guess", ["I give up."])
+    assert (episode.stop, episode.score) == (StopReason.NO_TOOL_CALL, 0.0)
+
+
+def test_the_model_may_speak_once_more(play: Any) -> None:
+    (episode,) = play("Guess", [call("crane"), "Thanks!"], "scheduler.after_done=speak")
+    assert [turn.text for turn in episode.turns][1] == "Thanks!"
+    assert episode.stop is StopReason.DONE
+
+
+def test_the_budget_counts_turns_and_observations(play: Any) -> None:
+    (episode,) = play("Moody", [call("long")] * 3, "scheduler.max_tokens=2000")
+    assert episode.stop is StopReason.LENGTH
+    assert len(episode.turns) == 1
+    transcript = episode.transcripts[0]
+    assert len(transcript.ids) - transcript.prompt_tokens <= 2000
+
+
+@pytest.mark.parametrize("context", [1, 300, 420, 500, 620])
+def test_the_context_ends_an_episode_as_length(play: Any, context: int) -> None:
+    (episode,) = play("Guess", [call("zebra")] * 30, max_context=context)
+    assert episode.stop in (StopReason.LENGTH, StopReason.MAX_TURNS)
+    if episode.turns:
+        assert len(episode.transcripts[0].ids) <= context
+
+
+def test_what_the_world_broke_is_unscored(play: Any) -> None:
+    (episode,) = play("Moody", [call("crash")], "rollout.retries=0", "rollout.max_error_rate=1")
+    assert (episode.stop, episode.score) == (StopReason.ERROR, None)
+    assert "env custom, turn 1: RuntimeError: server gone" in episode.error
+
+
+def test_a_reward_that_is_no_number_is_refused_by_name(play: Any) -> None:
+    (episode,) = play("Moody", [call("nan")], "rollout.retries=0", "rollout.max_error_rate=1")
+    assert "env custom" in episode.error
+    assert "nan" in episode.error
+
+
+def test_turns_without_a_reward_add_up(play: Any) -> None:
+    (episode,) = play("Moody", [call("unscored"), call("unscored"), call("crane")])
+    assert [turn.reward for turn in episode.turns] == [None, None, 1.0]
+    assert episode.score == 1.0
+
+
+def test_a_broken_episode_is_tried_again_in_a_fresh_environment(play: Any) -> None:
+    (episode,) = play("Flaky", [call("crane")], "rollout.retries=1")
+    assert (episode.stop, episode.score, episode.retries) == (StopReason.DONE, 1.0, 1)
+
+
+def test_too_many_broken_episodes_stop_the_run(play: Any) -> None:
+    with pytest.raises(StageError, match="rollout.max_error_rate"):
+        play("Moody", [call("crash")], "rollout.retries=0", "rollout.max_error_rate=0.2", members=4)
+
+
+def test_environments_that_block_overlap(play: Any) -> None:
+    started = time.perf_counter()
+    episodes = play("Slow", [call("zebra")] * 3 + [call("crane")], members=16)
+    assert all(episode.score == 1.0 for episode in episodes)
+    assert time.perf_counter() - started < 16 * 4 * 0.05 / 2
+
+
+def test_a_step_past_its_deadline_breaks_the_episode(play: Any) -> None:
+    (episode,) = play(
+        "Patient", [call("crane")], "scheduler.step_timeout_s=0.05", "rollout.retries=0", "rollout.max_error_rate=1"
+    )
+    assert episode.stop is StopReason.ERROR
+    assert "env custom, turn 1" in episode.error
+    assert "scheduler.step_timeout_s" in episode.error
+
+
+def test_an_episode_past_its_deadline_is_truncated(play: Any) -> None:
+    (episode,) = play("Patient", [call("crane")], "scheduler.episode_timeout_s=0.05")
+    assert (episode.stop, episode.score) == (StopReason.DEADLINE, 0.0)
+
+
+def test_only_tools_are_visible() -> None:
+    from games import Guess  # type: ignore[import-not-found]
+
+    assert tool_names(Guess) == ("guess",)
+
+
+def test_the_record_is_plain_data(play: Any) -> None:
+    import json
+
+    (episode,) = play("Guess", [call("crane")])
+    record = json.loads(json.dumps(episode.record()))
+    assert {"env", "seed", "group", "stop", "reward", "rewards", "success", "messages", "turns"} <= set(record)

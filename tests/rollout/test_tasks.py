@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envrl.rollout.tasks import Tasks, mixture
+from envrl.seeds import task_seed
+from envrl.spec import EnvSpec
+
+weights = st.dictionaries(st.sampled_from("abcd"), st.floats(0.1, 10), min_size=1)
+
+
+@given(weights, st.integers(1, 200))
+def test_every_prefix_of_a_mixture_keeps_the_shares(share: dict[str, float], total: int) -> None:
+    count = Counter(mixture(share, total))
+    for env, weight in share.items():
+        assert abs(count[env] - total * weight / sum(share.values())) < 1
+
+
+@given(weights, st.integers(1, 50), st.integers(1, 50))
+def test_a_longer_schedule_begins_with_the_shorter(share: dict[str, float], a: int, b: int) -> None:
+    assert mixture(share, a + b)[:a] == mixture(share, a)
+
+
+def tasks(**kwargs: object) -> Tasks:
+    envs = {"frozen_lake": EnvSpec(kind="frozen_lake", **kwargs)}  # type: ignore[arg-type]
+    return Tasks(envs, seed=1, stage="train", members=4)
+
+
+def test_members_share_a_seed_and_groups_do_not() -> None:
+    groups = tasks().groups(0, 20)
+    assert all(len({task.seed for task in group}) == 1 for group in groups)
+    assert len({group[0].seed for group in groups}) == 20
+
+
+def test_ranks_share_whole_groups() -> None:
+    whole = tasks().groups(8, 16)
+    shared = [tasks().groups(8, 16, rank=rank, world=3) for rank in range(3)]
+    assert sorted(g[0].group for part in shared for g in part) == [g[0].group for g in whole]
+
+
+def test_evaluation_never_meets_a_training_seed() -> None:
+    train = {task_seed(1, "train", group) for group in range(1000)}
+    held_out = {task_seed(1, "evaluate", group) for group in range(1000)}
+    assert max(train) < min(held_out)
+    assert max(held_out) < 2**31
+
+
+def test_a_dataset_is_walked_whole_in_every_epoch(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"grid": ["S{i}"], "seed": {i}}}\n' for i in range(5)))
+    groups = tasks(dataset=rows).groups(0, 10)
+    seeds = [group[0].seed for group in groups]
+    assert sorted(seeds[:5]) == sorted(seeds[5:]) == list(range(5))
+    assert groups[0][0].row == {"grid": [f"S{seeds[0]}"]}
