@@ -38,4 +38,4 @@ check: install ## style, types, import order
 	$(VENV)/bin/lint-imports
 
 bench: install ## the benchmarks
-	$(PY) -m pytest -q tests/bench -s $(ARGS)
+	@for file in tests/bench/bench_*.py; do $(PY) $$file $(ARGS) || exit 1; done

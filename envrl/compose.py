@@ -28,11 +28,14 @@ def compose(overrides: Sequence[str] = ()) -> RunSpec:
     Raises ConfigError with one line per problem.
     """
     import hydra
+    from hydra.core.global_hydra import GlobalHydra
 
     from envrl.explain import is_refusal, refusal
     from envrl.paths import CONF, register_recipes
 
     register_recipes()
+    # Hydra knows one application per process; this one gives way to a caller's own and back.
+    outer, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
     try:
         with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF), job_name="envrl"):
             cfg = hydra.compose("config", [open_key(override) for override in overrides])
@@ -40,6 +43,8 @@ def compose(overrides: Sequence[str] = ()) -> RunSpec:
         if is_refusal(error):
             raise ConfigError(refusal(error)) from error
         raise
+    finally:
+        GlobalHydra.instance().hydra = outer
     return load(cfg)
 
 

@@ -46,11 +46,12 @@ def filtered(logits_RV: Tensor, settings: Sequence[Sampling]) -> Tensor:
     The order and the meaning are those of transformers' `generate`; tokens tied with the last one kept
     are kept.
     """
-    if any(s.temperature not in (0, 1) for s in settings):
+    kinds = {(s.temperature, s.top_k, s.top_p, s.min_p) for s in settings}
+    if any(temperature not in (0, 1) for temperature, *_ in kinds):
         logits_RV = logits_RV / _column([s.temperature or 1.0 for s in settings], logits_RV)
-    if any(s.top_k > 0 or s.top_p < 1 for s in settings):
+    if any(top_k > 0 or top_p < 1 for _, top_k, top_p, _ in kinds):
         logits_RV = _top(logits_RV, settings)
-    if any(s.min_p > 0 for s in settings):
+    if any(min_p > 0 for *_, min_p in kinds):
         floor_R1 = _column([s.min_p for s in settings], logits_RV).log() + logits_RV.amax(-1, keepdim=True)
         logits_RV = logits_RV.masked_fill(logits_RV < floor_R1, -torch.inf)
     return logits_RV
@@ -60,13 +61,12 @@ def _top(logits_RV: Tensor, settings: Sequence[Sampling]) -> Tensor:
     sorted_RV = logits_RV.sort(-1, descending=True).values
     size = sorted_RV.shape[-1]
     kept_R1 = torch.tensor([[min(s.top_k or size, size)] for s in settings], device=logits_RV.device)
-    if any(s.top_p < 1 for s in settings):
-        ranks_V = torch.arange(size, device=logits_RV.device)
-        probs_RV = sorted_RV.masked_fill(ranks_V >= kept_R1, -torch.inf).softmax(-1)
-        before_RV = probs_RV.cumsum(-1) - probs_RV
-        # a row without the filter must not lose its tail to rounding
-        top_p_R1 = _column([s.top_p if s.top_p < 1 else torch.inf for s in settings], logits_RV)
-        kept_R1 = torch.minimum(kept_R1, (before_RV < top_p_R1).sum(-1, keepdim=True)).clamp_(min=1)
+    ranks_V = torch.arange(size, device=logits_RV.device)
+    probs_RV = sorted_RV.masked_fill(ranks_V >= kept_R1, -torch.inf).softmax(-1)
+    before_RV = probs_RV.cumsum(-1) - probs_RV
+    # a row without top-p must not lose its tail to rounding
+    top_p_R1 = _column([s.top_p if s.top_p < 1 else torch.inf for s in settings], logits_RV)
+    kept_R1 = torch.minimum(kept_R1, (before_RV < top_p_R1).sum(-1, keepdim=True)).clamp_(min=1)
     last_R1 = sorted_RV.gather(-1, kept_R1 - 1)
     return logits_RV.masked_fill(logits_RV < last_R1, -torch.inf)
 

@@ -42,6 +42,8 @@ class _Request:
     """The prompt, then what was sampled."""
     limit: int
     """Length of `ids` at which it ends."""
+    ends: frozenset[int]
+    """Ids that end it, the model's own among them."""
     sampling: Sampling
     future: asyncio.Future[Generation]
     random: Random
@@ -102,7 +104,8 @@ class TransformersEngine(Engine):
         if len(ids) >= limit:
             return Generation([], [], GenerationStop.LENGTH, self.weights_version)
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        request = _Request(episode, list(ids), limit, sampling, future, Random(sampling.seed))
+        ends = self._eos | sampling.stop_ids
+        request = _Request(episode, list(ids), limit, ends, sampling, future, Random(sampling.seed))
         self._waiting.append(request)
         self._arrivals += 1
         self._kick()
@@ -282,15 +285,13 @@ class TransformersEngine(Engine):
         """Samples a token for each request and answers those that end with it."""
         settings = [request.sampling for request in requests]
         tokens, logprobs = sample(logits_RV, settings, [request.random.random() for request in requests])
+        if not math.isfinite(sum(logprobs)):
+            raise EngineError("the model's logits are not finite")
         for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
-            if not math.isfinite(logprob):
-                raise EngineError(f"episode {request.episode}: the model's logits are not finite")
             request.ids.append(token)
             request.logprobs.append(logprob)
-            if token in self._eos:
-                self._finish(request, GenerationStop.EOS)
-            elif token in request.sampling.stop_ids:
-                self._finish(request, GenerationStop.STOP)
+            if token in request.ends:
+                self._finish(request, GenerationStop.EOS if token in self._eos else GenerationStop.STOP)
             elif len(request.ids) >= request.limit:
                 self._finish(request, GenerationStop.LENGTH)
 

@@ -38,21 +38,15 @@ def save(
 
     `state` is plain data and tensors. A checkpoint of the same step is replaced.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    _sweep(directory)
     target = directory / f"step-{step}"
-    partial = directory / f".{target.name}.partial"
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    torch.save(state, partial / _STATE)
-    for path in (*partial.rglob("*"), partial):
-        _flush(path)
-    if target.exists():
-        _remove(target)
-    os.replace(partial, target)
-    _flush(directory)
+    _write(target, model=model, tokenizer=tokenizer, state=state)
     _prune(directory, keep=keep, best=best)
     return target
+
+
+def save_weights(target: Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes a model and its tokenizer, complete or absent; an older one is replaced."""
+    _write(target, model=model, tokenizer=tokenizer)
 
 
 def latest(directory: Path) -> Path | None:
@@ -66,6 +60,29 @@ def load_state(path: Path) -> dict[str, Any]:
         raise ConfigError(f"resume: {path} is not a checkpoint (it has no {_STATE}); give a step-N directory")
     state: dict[str, Any] = torch.load(path / _STATE, map_location="cpu", weights_only=True)
     return state
+
+
+def _write(
+    target: Path,
+    *,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    state: dict[str, Any] | None = None,
+) -> None:
+    directory = target.parent
+    directory.mkdir(parents=True, exist_ok=True)
+    _sweep(directory)
+    partial = directory / f".{target.name}.partial"
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    if state is not None:
+        torch.save(state, partial / _STATE)
+    for path in (*partial.rglob("*"), partial):
+        _flush(path)
+    if target.exists():
+        _remove(target)
+    os.replace(partial, target)
+    _flush(directory)
 
 
 def _all(directory: Path) -> list[Path]:
@@ -90,7 +107,7 @@ def _remove(path: Path) -> None:
 
 
 def _sweep(directory: Path) -> None:
-    for leftover in directory.glob(".step-*"):
+    for leftover in directory.glob(".*"):
         shutil.rmtree(leftover)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -30,7 +29,7 @@ from envrl.spec import RunSpec, Stage
 from envrl.summary import Summary, machine
 from envrl.tracking import Tracker
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass
@@ -113,8 +112,8 @@ class Run:
             min_p=grpo.min_p,
         )
 
-    def gather(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The records of all ranks, on every rank."""
+    def gather(self, records: list[T]) -> list[T]:
+        """What all ranks hold, on every rank."""
         if self.accelerator.num_processes == 1:
             return records
         return gather_object(records)  # type: ignore[no-any-return]

@@ -76,7 +76,7 @@ class Training:
         records = self._run.gather([episode.record() for group in groups for episode in group])
         self._run.tracker.record(records, stage="train", step=step)
         metrics = episode_metrics(records) | update
-        flat = [is_flat([episode.score for episode in group]) for group in groups]
+        flat = self._run.gather([is_flat([episode.score for episode in group]) for group in groups])
         return metrics | {
             "frac_zero_std": fmean(flat),
             "time/step_s": ended - started,

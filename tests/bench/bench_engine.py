@@ -1,10 +1,11 @@
 """Episodes per second: TransformersEngine against transformers' own `generate`.
 
-The workload is that of the default experiment: 64 episodes of four turns, eight to a group with one prompt
-of about 60 tokens, observations of about 25, six to eight sampled tokens a turn, a random Qwen3 of
-0.4 million parameters. `generate` plays them in lock-step, left-padded, and prefills the whole history
-every turn, as rollouts without a cache do. Both sides sample the same number of tokens from the same
-module with one thread, in turns; delays stand for tools and are the same for both.
+The workload is that of the default experiment: 64 episodes of two to six turns, eight to a group with one
+prompt of about 60 tokens, observations of about 25, six to eight sampled tokens a turn, a random Qwen3 of
+0.4 million parameters. `generate` plays them in lock-step, left-padded, without those that have ended,
+and prefills the whole history every turn, as rollouts without a cache do. Both sides sample the same
+number of tokens from the same module with one thread, one side after the other in every round; delays
+stand for tools, are exponential, and the same for both.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from dataclasses import dataclass
 from random import Random
 
 import torch
@@ -23,9 +25,35 @@ from envrl.engine.transformers import TransformersEngine
 VOCABULARY = 600
 EPISODES = 64
 GROUP = 8
-TURNS = (6, 7, 8, 7)
-"""Sampled tokens of each turn."""
+SAMPLED = (6, 7, 8, 7, 6, 7)
+"""Tokens of each turn, for those episodes that get so far."""
 ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Script:
+    """One episode: what it begins with, and for each turn the environment's answer and how long it takes."""
+
+    prompt: list[int]
+    observations: list[list[int]]
+    delays: list[float]
+    """In units of the mean."""
+
+
+def scripts() -> list[Script]:
+    """Groups share a prompt; games last two to six turns."""
+    prompts = [_tokens(Random(f"prompt {group}"), 55, 65) for group in range(EPISODES // GROUP)]
+    games = []
+    for episode in range(EPISODES):
+        rng = Random(f"game {episode}")
+        turns = rng.randint(2, len(SAMPLED))
+        observations = [_tokens(rng, 20, 30) for _ in range(turns)]
+        games.append(Script(prompts[episode // GROUP], observations, [rng.expovariate(1) for _ in range(turns)]))
+    return games
+
+
+def _tokens(rng: Random, least: int, most: int) -> list[int]:
+    return [rng.randrange(VOCABULARY) for _ in range(rng.randint(least, most))]
 
 
 def build_model() -> Qwen3ForCausalLM:
@@ -39,66 +67,52 @@ def build_model() -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config).eval()
 
 
-def prompt(episode: int) -> list[int]:
-    """What all members of the episode's group begin with."""
-    rng = Random(f"prompt {episode // GROUP}")
-    return [rng.randrange(VOCABULARY) for _ in range(rng.randint(55, 65))]
-
-
-def observation(episode: int, turn: int) -> list[int]:
-    """What the environment answers."""
-    rng = Random(f"observation {episode} {turn}")
-    return [rng.randrange(VOCABULARY) for _ in range(rng.randint(20, 30))]
-
-
-def delay(episode: int, turn: int, mean_s: float) -> float:
-    """How long the tool takes."""
-    return Random(f"delay {episode} {turn}").expovariate(1 / mean_s) if mean_s else 0.0
-
-
-async def ours(model: Qwen3ForCausalLM, mean_s: float) -> None:
+async def ours(model: Qwen3ForCausalLM, games: list[Script], mean_s: float) -> None:
     """Each episode goes at its own pace."""
     engine = TransformersEngine(model)
 
-    async def play(episode: int) -> None:
-        ids = prompt(episode)
-        for turn, tokens in enumerate(TURNS):
-            sampling = Sampling(max_tokens=tokens, seed=episode)
-            generation = await engine.generate(ids, sampling, episode=str(episode))
-            ids += generation.ids + observation(episode, turn)
+    async def play(index: int, game: Script) -> None:
+        ids = list(game.prompt)
+        for turn, observation in enumerate(game.observations):
+            sampling = Sampling(max_tokens=SAMPLED[turn], seed=index)
+            generation = await engine.generate(ids, sampling, episode=str(index))
+            assert len(generation.ids) == SAMPLED[turn]
+            ids += generation.ids + observation
             if mean_s:
-                await asyncio.sleep(delay(episode, turn, mean_s))
-        await engine.release(str(episode))
+                await asyncio.sleep(mean_s * game.delays[turn])
+        await engine.release(str(index))
 
-    await asyncio.gather(*(play(episode) for episode in range(EPISODES)))
+    await asyncio.gather(*(play(index, game) for index, game in enumerate(games)))
 
 
-async def theirs(model: Qwen3ForCausalLM, mean_s: float) -> None:
-    """Each turn waits for the slowest episode."""
-    histories = [prompt(episode) for episode in range(EPISODES)]
-    for turn, tokens in enumerate(TURNS):
-        width = max(map(len, histories))
-        padded = [[0] * (width - len(ids)) + ids for ids in histories]
-        mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in histories]
+async def theirs(model: Qwen3ForCausalLM, games: list[Script], mean_s: float) -> None:
+    """Each turn waits for the slowest episode that still plays."""
+    histories = [list(game.prompt) for game in games]
+    for turn, tokens in enumerate(SAMPLED):
+        playing = [index for index, game in enumerate(games) if turn < len(game.observations)]
+        width = max(len(histories[index]) for index in playing)
+        padding = [width - len(histories[index]) for index in playing]
+        padded = [[0] * pad + histories[index] for pad, index in zip(padding, playing, strict=True)]
+        mask = [[0] * pad + [1] * (width - pad) for pad in padding]
         with torch.inference_mode():
             output = model.generate(
                 torch.tensor(padded), attention_mask=torch.tensor(mask), do_sample=True, top_k=0,
                 max_new_tokens=tokens, pad_token_id=0,
             )
-        for episode, sampled in enumerate(output[:, width:].tolist()):
+        for index, sampled in zip(playing, output[:, width:].tolist(), strict=True):
             assert len(sampled) == tokens
-            histories[episode] += sampled + observation(episode, turn)
+            histories[index] += sampled + games[index].observations[turn]
         if mean_s:
-            await asyncio.gather(*(asyncio.sleep(delay(e, turn, mean_s)) for e in range(EPISODES)))
+            await asyncio.gather(*(asyncio.sleep(mean_s * games[index].delays[turn]) for index in playing))
 
 
-def compare(model: Qwen3ForCausalLM, mean_s: float) -> None:
+def compare(model: Qwen3ForCausalLM, games: list[Script], mean_s: float) -> None:
     """Plays both sides in turns and prints medians."""
     seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
     for _ in range(ROUNDS):
         for name, side in (("ours", ours), ("theirs", theirs)):
             start = time.perf_counter()
-            asyncio.run(side(model, mean_s))
+            asyncio.run(side(model, games, mean_s))
             seconds[name].append(time.perf_counter() - start)
     rates = {name: EPISODES / statistics.median(times) for name, times in seconds.items()}
     print(
@@ -111,11 +125,11 @@ def compare(model: Qwen3ForCausalLM, mean_s: float) -> None:
 def main() -> None:
     """Both comparisons, after a round that is not counted."""
     torch.set_num_threads(1)
-    model = build_model()
-    asyncio.run(ours(model, 0.0))
-    asyncio.run(theirs(model, 0.0))
+    model, games = build_model(), scripts()
+    asyncio.run(ours(model, games, 0.0))
+    asyncio.run(theirs(model, games, 0.0))
     for mean_s in (0.0, 0.05):
-        compare(model, mean_s)
+        compare(model, games, mean_s)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import settings
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -14,6 +15,8 @@ from envrl.spec import GrpoSpec
 
 VOCABULARY = 64
 torch.set_num_threads(1)  # with busy neighbours two are ten times slower than one
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 
 
 @pytest.fixture
@@ -21,8 +24,9 @@ def model() -> Qwen3ForCausalLM:
     """A Qwen3 of 30,000 parameters whose logits are far from flat."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=256, tie_word_embeddings=True,
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=256,
+        tie_word_embeddings=True,
         initializer_range=0.2, attn_implementation="sdpa", bos_token_id=None, eos_token_id=1, pad_token_id=0,
     )
     return Qwen3ForCausalLM(config).eval()

@@ -1,4 +1,4 @@
-"""A rank of test_ranks.py: `python one_rank.py DIRECTORY`, with torch's usual variables in the environment."""
+"""A rank of test_ranks.py: `python one_rank.py DIRECTORY`, with torch's variables in the environment."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ def main(directory: Path) -> None:
     torch.set_num_threads(1)
     task = json.loads((directory / "task.json").read_text())
     accelerator = Accelerator(cpu=True)
-    trainer = Trainer(
-        GrpoSpec(**task["spec"]), Qwen3ForCausalLM.from_pretrained(directory / "model"),
-        accelerator=accelerator, pad_id=0, max_tokens=32,
-    )
-    metrics = [
-        trainer.update([TokenRow(**row) for row in shares[accelerator.process_index]])
-        for shares in task["updates"]
-    ]
-    accelerator.wait_for_everyone()
-    weights = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-    torch.save({"weights": weights, "metrics": metrics}, directory / f"rank-{os.environ['RANK']}.pt")
+    assert accelerator.num_processes == 2
+    results = {}
+    for loss, spec in task["specs"].items():
+        model = Qwen3ForCausalLM.from_pretrained(directory / "model")
+        trainer = Trainer(GrpoSpec(**spec), model, accelerator=accelerator, pad_id=0, max_tokens=32)
+        metrics = [
+            trainer.update([TokenRow(**row) for row in shares[accelerator.process_index]])
+            for shares in task["updates"]
+        ]
+        weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+        results[loss] = {"weights": weights, "metrics": metrics}
+    torch.save(results, directory / f"rank-{os.environ['RANK']}.pt")
     accelerator.end_training()
 
 

@@ -22,7 +22,7 @@ trl = pytest.importorskip("trl")
 MAX_TOKENS = 32
 TEMPERATURE = 0.7
 CLIPS = {"clip_low": 0.2, "clip_high": 0.28}
-"""Of the mask's tokens in `batch` about half have a ratio beyond these."""
+"""About half of the tokens in `batch` have a ratio beyond these."""
 
 
 @pytest.fixture
@@ -46,10 +46,10 @@ def batch(random_row: Any) -> SimpleNamespace:
     """Ours, theirs, and log-probs that differ from the model's by up to a half at each token."""
     rng = random.Random(3)
     rows = [random_row(rng) for _ in range(7)] + [random_row(rng, advantage=0.0)]
+    rows.sort(key=lambda row: -len(row.ids_T))
     (ours,) = micro_batches(rows, max_tokens=10_000, pad_id=0)
-    noise_BT = torch.empty(ours.ids_BT.shape).uniform_(-0.5, 0.5, generator=torch.Generator().manual_seed(1))
-    longest_first = sorted(rows, key=lambda row: -len(row.ids_T))
-    return SimpleNamespace(ours=ours, theirs=_their_inputs(longest_first), rows=longest_first, noise_BT=noise_BT)
+    noise_BT = torch.rand(ours.ids_BT.shape, generator=torch.Generator().manual_seed(1)) - 0.5
+    return SimpleNamespace(ours=ours, theirs=_their_inputs(rows), rows=rows, noise_BT=noise_BT)
 
 
 def _their_inputs(rows: list[TokenRow]) -> dict[str, Tensor]:
@@ -110,7 +110,7 @@ def test_loss_and_gradient_equal_trl(
     extra: dict[str, Any] = {}
     if corrected:
         weights_BT, metrics = importance_weights(old_BT, ours.logprobs_BT, ours.mask_BT, cap=1.5)
-        assert 0.1 < metrics["mismatch/capped_fraction"] < 0.9
+        assert 0 < metrics["mismatch/capped_fraction"] < 1
         reference_BT = logprobs_BT.detach() - 2 * batch.noise_BT
         extra = {"importance_weights_BT": weights_BT, "reference_logprobs_BT": reference_BT, "kl_coef": 0.05}
         theirs.use_vllm, theirs.beta = True, 0.05
@@ -139,7 +139,7 @@ def test_accumulated_micro_batches_equal_trls_whole_batch(theirs: Any, model: An
     theirs.loss_type = "dapo"
     theirs._compute_loss(theirs.model.train(), batch.theirs).backward()
     for micro in micro_batches(batch.rows, max_tokens=48, pad_id=0):
-        logprobs_BT, entropy_BT = token_logprobs(model, micro, temperature=TEMPERATURE)
+        logprobs_BT, _ = token_logprobs(model, micro, temperature=TEMPERATURE)
         loss, _ = policy_loss(
             logprobs_BT, logprobs_BT.detach(), micro.advantages_BT, micro.mask_BT,
             normalizer=_normalizer(batch.ours, "dapo"), **CLIPS,

@@ -1,14 +1,23 @@
-"""Real parts for the tests of this folder: Qwen's own vocabulary and chat template."""
+"""Real parts for the tests of this folder: Qwen's vocabulary and chat template, games of FrozenLake."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from importlib import resources
+from random import Random
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, normalizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import TikTokenConverter
+
+from envrl.env import Face, policies
+from envrl.env.frozen_lake import FrozenLake
+from envrl.env.schema import tool_schemas
+from envrl.model import format_tool_call, tiny
+from envrl.model.chat import Chat
 
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -28,14 +37,55 @@ class QwenConverter(TikTokenConverter):
 
 @pytest.fixture(scope="session")
 def qwen() -> PreTrainedTokenizerFast:
-    """Qwen3's tokenizer, but for the ids of its special tokens."""
+    """Qwen3's tokenizer; the ids of its added tokens are not the published ones."""
     backend = QwenConverter("resources/qwen.tiktoken", pattern=PATTERN).converted()
     backend.normalizer = normalizers.NFC()
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
+    backend.add_tokens([AddedToken(token, normalized=False) for token in ADDED])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
-    tokenizer.add_special_tokens({"extra_special_tokens": SPECIAL})
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in ADDED])
     template = resources.files("trl").joinpath("chat_templates/qwen3.jinja")
     tokenizer.chat_template = template.read_text("utf-8")
     return tokenizer
+
+
+Game = Callable[[Chat, Face, int], list[int]]
+
+
+@pytest.fixture(scope="session")
+def game() -> Game:
+    """Plays a game of a seed and returns its tokens."""
+    return played
+
+
+def played(chat: Chat, face: Face, seed: int) -> list[int]:
+    """The tokens of a FrozenLake game that the noisy solver plays."""
+    lake, rng = FrozenLake(), Random(seed)
+    observation, rules, tools = lake.reset(seed=seed), lake.instructions(face), face is Face.TOOL
+    schemas: list[Any] = tool_schemas(FrozenLake)
+    opening = [{"role": "system", "content": rules}, {"role": "user", "content": observation}]
+    if tools:
+        opening = [{"role": "user", "content": f"{rules}\n\n{observation}"}]
+    ids = chat.start(opening, schemas if tools else None)
+    while not lake.done:
+        call = policies.noisy(0.5)(lake, rng)
+        ids += chat.encode(format_tool_call(call) if tools else lake.format_action(call)) + [chat.turn_end]
+        observation = lake.move(**call.arguments)
+        if not lake.done:
+            ids += chat.extend([{"role": "tool" if tools else "user", "content": observation}])
+    return ids
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    """Rendered games, through both faces."""
+    bytewise = tiny.bootstrap_tokenizer()
+    chat = Chat(bytewise, template_kwargs={})
+    return [str(bytewise.decode(played(chat, face, seed))) for face in Face for seed in range(128)]
+
+
+@pytest.fixture(scope="session")
+def trained(texts: list[str]) -> PreTrainedTokenizerFast:
+    """The tiny model's tokenizer, made from them."""
+    return tiny.train_tokenizer(texts, 600)

@@ -1,0 +1,270 @@
+"""What composes, what it becomes, and how everything else is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import get_args
+
+import hydra
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from envrl import compose
+from envrl.env import REGISTRY
+from envrl.errors import ConfigError
+from envrl.paths import groups, options
+from envrl.spec import RunSpec, SchedulerKind, VllmModeSpec
+
+UNBUILT = {"scheduler=harness", "vllm_mode=colocate", "vllm_mode=server"}
+NEEDS = {"env=custom": ["env.custom.target=envrl.env.frozen_lake:FrozenLake"]}
+
+
+def refused(*overrides: str) -> str:
+    """The text of the ConfigError."""
+    with pytest.raises(ConfigError) as caught:
+        compose(overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("choice", [f"{group}={option}" for group in groups() for option in options(group)])
+def test_every_option_and_recipe_composes(choice: str) -> None:
+    if choice in UNBUILT:
+        assert f"{choice}: not built yet; mend:" in refused(choice)
+    else:
+        assert compose([choice, *NEEDS.get(choice, [])]).seed == 1
+
+
+def test_groups_are_fields_of_the_spec() -> None:
+    assert set(groups()) - {"recipe"} <= set(RunSpec.model_fields)
+
+
+def test_yaml_files_registry_and_kinds_name_the_same_things() -> None:
+    assert set(options("env")) == {*REGISTRY, "custom"}
+    assert set(options("scheduler")) == set(SchedulerKind)
+    assert set(options("vllm_mode")) == set(get_args(VllmModeSpec.model_fields["kind"].annotation))
+
+
+def test_the_default_is_the_quickstart() -> None:
+    spec = compose()
+    assert list(spec.env) == ["frozen_lake"]
+    assert (spec.model.label, spec.vllm_mode.kind, spec.scheduler.kind) == ("tiny", "none", "tool_calling")
+    assert spec.stages == ["check", "warm_start", "evaluate", "train", "evaluate", "report"]
+
+
+def test_the_name_comes_from_the_spec() -> None:
+    spec = compose(["env=[frozen_lake,custom]", *NEEDS["env=custom"], "seed=7"])
+    assert spec.name == f"frozen_lake+custom-tiny-7-{spec.digest[:6]}"
+    assert spec.output_dir == Path("outputs") / spec.name
+
+
+def test_a_given_name_or_directory_stays() -> None:
+    assert compose(["name=mine"]).output_dir == Path("outputs/mine")
+    assert compose(["name=mine", "output_dir=/tmp/x"]).output_dir == Path("/tmp/x")
+
+
+def test_name_and_directory_do_not_shape_the_digest() -> None:
+    assert compose(["name=mine", "output_dir=/tmp/x", "resume=never"]).digest == compose().digest
+    assert compose(["seed=2"]).digest != compose().digest
+
+
+def test_keys_that_no_yaml_spells_out_need_no_plus() -> None:
+    overrides = ["env.frozen_lake.weight=2", "model.chat_template_kwargs.enable_thinking=true"]
+    spec = compose([*overrides, "env.big={kind: frozen_lake, args: {size: 6}}"])
+    assert spec.env["frozen_lake"].weight == 2
+    assert spec.model.chat_template_kwargs == {"enable_thinking": True}
+    assert spec.env["big"].args == {"size": 6}
+
+
+def test_a_model_brings_settings_and_the_command_line_wins() -> None:
+    assert compose(["model=qwen3_4b"]).grpo.learning_rate == 1e-6
+    assert compose(["model=qwen3_4b", "grpo.learning_rate=5e-6"]).grpo.learning_rate == 5e-6
+
+
+def test_the_command_line_wins_over_a_recipe() -> None:
+    assert compose(["recipe=frozen_lake_gym"]).scheduler.kind == "gym"
+    assert compose(["recipe=frozen_lake_gym", "scheduler=tool_calling"]).scheduler.kind == "tool_calling"
+
+
+def test_signs_and_letters_survive_a_quoted_override() -> None:
+    text = "a|b #1 {x} = 'q', 你好"
+    assert compose([f'env.frozen_lake.prompt="{text}"']).env["frozen_lake"].prompt == text
+
+
+def test_composing_leaves_a_callers_own_hydra_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("a: 1\n")
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(tmp_path)):
+        compose()
+        refused("grpo.steps=0")
+        assert hydra.compose("config") == {"a": 1}
+    assert not GlobalHydra.instance().is_initialized()
+
+
+def test_a_config_folder_of_ones_own_joins_the_groups(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "pond.yaml").write_text("# @package env.pond\nkind: frozen_lake\nargs: {size: 3}\n")
+    assert compose([f"hydra.searchpath=[file://{tmp_path}]", "env=pond"]).env["pond"].args == {"size": 3}
+
+
+BAD = {
+    "grpo.num_generations=1": "grpo.num_generations: must be greater than or equal to 2 (got 1); mend",
+    "grpo.groups_per_step=0": "mend: grpo.groups_per_step=1",
+    "scheduler.max_turns=0": "scheduler.max_turns: must be greater than or equal to 1 (got 0)",
+    "scheduler.max_tokens=-5": "(got -5); mend: scheduler.max_tokens=1",
+    "grpo.learning_rate=fast": "grpo.learning_rate: must be a valid number",
+    "check.require_signal=3": "mend: check.require_signal=true|false",
+    "grpo.loss=dap": "grpo.loss: unknown 'dap'; did you mean dapo?",
+    "stages=[check,trian]": "stages[1]: unknown 'trian'; did you mean train?",
+    "stages=[]": "stages: must not be empty",
+    "stages=[train,check]": "mend: stages=[check,train]",
+    "stages=[train,train]": "stages: train stands more than once",
+    "stages=[report,evaluate]": "stages: report comes last",
+    "sed=3": "sed: unknown key; did you mean seed?",
+    "learning_rate=3": "learning_rate: unknown key; did you mean model.warm_start.learning_rate or grpo.",
+    "grpo.stepz=3": "grpo.stepz: unknown key; did you mean grpo.steps?",
+    "++grpo.stepz=3": "grpo.stepz: unknown key; did you mean grpo.steps?",
+    "env.frozen_lake.wieght=2": "did you mean env.frozen_lake.weight?",
+    "env=nope": "unknown 'nope'; choose from: custom, frozen_lake",
+    "env=[frozen_lake,nope]": "unknown 'nope'; choose from: custom, frozen_lake",
+    "env=[]": "env: no value; mend: env=custom|frozen_lake",
+    "env=custom": "env.custom.target: no value; mend: env.custom.target=...",
+    "env.custom.weight=2": "env.custom: set, but not chosen; add it: env=[frozen_lake,custom]",
+    "env.frozenlake.weight=2": "env.frozenlake: set, but not chosen; did you mean env.frozen_lake?",
+    "env.frozen_lake.kind=frozn": "env.frozen_lake.kind: unknown 'frozn'; did you mean frozen_lake?",
+    "env.frozen_lake.args.size=1": "size: input should be greater than or equal to 2, got 1",
+    "env.frozen_lake.args.p=0": "p: input should be greater than 0, got 0",
+    "env.frozen_lake.args.sise=4": "unknown 'sise'; did you mean size?",
+    "env.frozen_lake.dataset=nowhere.jsonl": "cannot read 'nowhere.jsonl'",
+    "env.frozen_lake.backend=server": "env.frozen_lake.backend=server: not built yet",
+    "model=qwen3": "model=qwen3: unknown 'qwen3'; did you mean qwen3_4b?",
+    "model=null": "a group takes an option's name",
+    "model.name_or_path=./nowhere": "model.name_or_path: no such folder (got './nowhere')",
+    "model.lora.rank=8": "model.lora: not built yet",
+    "model.tiny.num_key_value_heads=3": "must divide num_attention_heads, which is 4 (got 3)",
+    "recipe=nope": "unknown 'nope'; choose from: frozen_lake_gym",
+    "reward.terms=[succes]": "unknown 'succes'; did you mean success?",
+    "reward.terms=[nowhere:f]": "cannot import nowhere",
+    "reward.terms=[]": "reward.terms: no terms",
+    "reward.weights={sucess: 2}": "reward.weights: unknown 'sucess'",
+    "scheduler.target=nowhere:Loop": "scheduler.target: cannot import nowhere",
+    "scheduler.target=envrl.spec:RunSpec": "is no subclass of envrl.scheduler.Scheduler",
+    "plugins=[nowhere]": "plugins: cannot import nowhere",
+    "grpo.staleness=1": "mend: grpo.staleness=0",
+    "grpo.credit=turn": "mend: grpo.credit=episode",
+    "grpo.kl_coef=0.1": "mend: grpo.kl_coef=0",
+    "rollout.min_inflight=4": "mend: rollout.min_inflight=null",
+    "tracker=[wandb]": "tracker=[wandb]: not built yet; mend: tracker=[local]",
+    "sweep.retries=3": "mend: sweep.retries=0",
+    "evaluate.samples=4": "evaluate.samples: greedy play repeats itself (got 4 at temperature 0)",
+    "resume=nver": "resume: unknown 'nver'; did you mean never?",
+    "name=a/b": "name: must be one folder name (got 'a/b')",
+    "seed=${nope}": "seed: Interpolation key 'nope' not found",
+    "seed": "seed: not an override; write key=value",
+    "env.frozen_lake.prompt=groß (a)": 'env.frozen_lake.prompt="groß (a)"\'',
+}
+
+
+@pytest.mark.parametrize("override", BAD)
+def test_bad_input_says_what_and_how_to_mend_it(override: str) -> None:
+    started = time.perf_counter()
+    text = refused(override)
+    assert BAD[override] in text
+    assert "Traceback" not in text
+    assert time.perf_counter() - started < 2
+
+
+def test_problems_are_raised_together() -> None:
+    lines = refused("grpo.steps=0", "sed=1", "env.custom.weight=2", "grpo.loss=x").splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["env.custom", "grpo.steps", "grpo.loss", "sed"]
+
+
+def test_broken_rules_are_raised_together() -> None:
+    lines = refused(
+        "grpo.staleness=1", "reward.terms=[x]", "evaluate.samples=2", "plugins=[nowhere]"
+    ).splitlines()
+    assert [line.split(":")[0].split("=")[0] for line in lines] == [
+        "plugins", "grpo.staleness", "reward.terms", "evaluate.samples",
+    ]  # fmt: skip
+
+
+def test_every_environment_needs_a_group() -> None:
+    mixture = ["env=[frozen_lake,custom]", *NEEDS["env=custom"]]
+    assert "mend: grpo.groups_per_step=2" in refused(*mixture, "grpo.groups_per_step=1")
+
+
+def test_ranks_share_whole_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert "3 ranks share whole groups (got 16); mend: grpo.groups_per_step=18" in refused()
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (['{"seed": 1}'] * 999 + ['{"environment": "frozn"}'], "row 1000 (line 1000 of"),
+        (['{"environment": "frozn"}'], "environment 'frozn' is none of frozen_lake"),
+        (["", "{"], "row 1 (line 2 of"),
+        (["[1]"], "not a JSON object (got [1])"),
+        (['{"seed": "x"}'], "seed must be an integer (got 'x')"),
+        (['{"messages": "hi"}'], "messages must be a list of objects with a role"),
+        ([], "has no rows"),
+    ],
+)
+def test_a_dataset_is_judged_row_by_row(tmp_path: Path, rows: list[str], says: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(rows))
+    assert says in refused(f"env.frozen_lake.dataset={file}")
+
+
+def test_a_sound_dataset_passes(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"seed": 3, "environment": "frozen_lake", "messages": [{"role": "user"}]}))
+    assert compose([f"env.frozen_lake.dataset={file}"]).env["frozen_lake"].dataset == file
+
+
+MUTE = """
+from envrl.env import Environment
+class Mute(Environment):
+    def instructions(self, face): return ""
+    def reset(self, *, seed=None): return None
+"""
+
+
+def test_what_an_environment_lacks_for_the_run_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mute.py").write_text(MUTE)
+    overrides = ["env=custom", "env.custom.target=envrl_plugin_mute:Mute", f"plugins=[{tmp_path}/mute.py]"]
+    text = refused(*overrides)
+    assert "env.custom: Mute has no @tool for scheduler=tool_calling" in text
+    assert "warm_start needs an environment with a solver" in text
+    assert "Mute has no parse_action for scheduler=gym" in refused(*overrides, "scheduler=gym")
+
+
+def test_a_users_module_that_fails_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("\nx = undefined\n")
+    text = refused(f"plugins=[{tmp_path}/broken.py]")
+    assert f"NameError: name 'undefined' is not defined ({tmp_path}/broken.py, line 2)" in text
+
+
+JUDGED = """
+import sys
+from envrl import compose
+spec = compose(sys.argv[1:])
+heavy = {"torch", "transformers", "openenv", "datasets", "accelerate", "vllm", "wandb"} & set(sys.modules)
+print(spec.output_dir, sorted(heavy))
+"""
+
+
+def test_a_spec_is_judged_without_anything_heavy() -> None:
+    command = [sys.executable, "-c", JUDGED, "recipe=frozen_lake_gym"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]"), done.stdout
+
+
+def test_ranks_that_start_apart_agree_on_one_directory() -> None:
+    command = [sys.executable, "-c", JUDGED, "seed=5"]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    time.sleep(1.1)
+    second = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert first.communicate()[0] == second.stdout

@@ -1,0 +1,67 @@
+"""What ships: the wheel, the public names, the make targets."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import envrl
+import envrl.env
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built without a network: hatchling is a development dependency."""
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return next(out.glob("envrl-*.whl"))
+
+
+def test_the_wheel_carries_all_yaml(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder in ("conf", "recipes"):
+        for file in (ROOT / folder).rglob("*.yaml"):
+            assert f"envrl/_{folder}/{file.relative_to(ROOT / folder).as_posix()}" in names
+    assert not [name for name in names if name.startswith("tests/")]
+
+
+def test_the_wheel_composes_outside_of_a_checkout(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    command = [sys.executable, "-m", "envrl", "recipe=frozen_lake_gym", "grpo.steps=0"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "grpo.steps" in done.stderr
+
+
+def test_public_names_are_pinned() -> None:
+    assert envrl.__all__ == ["__version__", "compose", "run"]
+    assert {"Environment", "make", "tool", "REGISTRY"} <= set(envrl.env.__all__)
+    assert callable(envrl.compose)
+    assert callable(envrl.run)
+
+
+def test_make_help_lists_every_target() -> None:
+    make = shutil.which("make")
+    assert make is not None
+    listed = subprocess.run([make, "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    recipes = {file.stem for file in (ROOT / "recipes").glob("*.yaml")}
+    assert set(re.findall(r"^  make (\S+) +\S", listed, re.MULTILINE)) == targets | recipes
+
+
+def test_every_recipe_says_what_it_reproduces() -> None:
+    for file in (ROOT / "recipes").glob("*.yaml"):
+        first, second, *_ = file.read_text().splitlines()
+        assert first == "# @package _global_"
+        assert second.startswith("# "), file
