@@ -125,6 +125,8 @@ def _arguments(key: str, env: EnvSpec, cls: type[Environment]) -> Iterator[str]:
         checked_arguments(cls, env.args)
     except ValueError as error:
         yield f"env.{key}.args: {error}; mend: env.{key}.args.<name>=..."
+    except NameError as error:  # a type hint that exists for type checkers only
+        yield f"env.{key}.target: {cls.__name__}.__init__: {error}; mend: import what its type hints name"
 
 
 def _face(key: str, spec: RunSpec, cls: type[Environment]) -> Iterator[str]:

@@ -26,7 +26,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Spec(BaseModel):
     """Frozen, and a typo is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False)
 
 
 class Stage(StrEnum):

@@ -268,3 +268,24 @@ def test_ranks_that_start_apart_agree_on_one_directory() -> None:
     time.sleep(1.1)
     second = subprocess.run(command, capture_output=True, text=True, check=True)
     assert first.communicate()[0] == second.stdout
+
+
+HINTED = """
+from __future__ import annotations
+from typing import TYPE_CHECKING
+from envrl.env import Environment, tool
+if TYPE_CHECKING:
+    import numpy as np
+class Hinted(Environment):
+    def __init__(self, board: np.ndarray | None = None): super().__init__()
+    def instructions(self, face): return ""
+    def reset(self, *, seed=None): return None
+    @tool
+    def act(self) -> str: return ""
+"""
+
+
+def test_a_type_hint_that_does_not_exist_at_run_time_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hinted.py").write_text(HINTED)
+    overrides = ["env=custom", "env.custom.target=envrl_plugin_hinted:Hinted", "model.warm_start=null"]
+    assert "name 'np' is not defined" in refused(*overrides, f"plugins=[{tmp_path}/hinted.py]")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from envrl.env.base import Environment, Face, ToolCall, checked_arguments, tool
 from envrl.errors import ConfigError, unknown
+from envrl.importing import load_object
+from envrl.importing import load_object
 
 __all__ = ["REGISTRY", "Environment", "Face", "ToolCall", "environment_class", "make", "tool"]
 
@@ -45,17 +46,7 @@ def make(name: str, **args: Any) -> Environment:
 
 
 def _class_at(path: str) -> type[Environment]:
-    module_name, _, name = path.partition(":")
-    if not module_name or not name:
-        raise ConfigError(f"env class {path!r}: not of the form package.module:Name")
-    try:
-        module = import_module(module_name)
-    except (ImportError, SyntaxError) as error:
-        raise ConfigError(f"env class {path!r}: cannot import {module_name}: {error}") from error
-    cls = getattr(module, name, None)
-    if cls is None:
-        public = [key for key, value in vars(module).items() if isinstance(value, type)]
-        raise ConfigError(unknown(f"env class {path!r}", name, public))
+    cls = load_object(path)
     if not (isinstance(cls, type) and issubclass(cls, Environment)):
-        raise ConfigError(f"env class {path!r}: {name} is not a subclass of envrl.env.Environment")
+        raise ConfigError(f"{path}: not a subclass of envrl.env.Environment")
     return cls

@@ -128,7 +128,8 @@ def argument_model(function: Callable[..., Any]) -> type[BaseModel]:
             continue
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[name] = (hints.get(name, Any), default)
-    return create_model("Arguments", __config__=ConfigDict(extra=extra), **fields)
+    config = ConfigDict(extra=extra, arbitrary_types_allowed=True)
+    return create_model("Arguments", __config__=config, **fields)
 
 
 def checked_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def _remove(path: Path) -> None:
 
 
 def _sweep(directory: Path) -> None:
-    for leftover in directory.glob(".*"):
+    for leftover in (*directory.glob(".*.partial"), *directory.glob(".*.removed")):
         shutil.rmtree(leftover)
 
 

@@ -105,6 +105,8 @@ class Trainer:
             sums = self._accumulate(run, self._normalizer(whole, local_tokens=size["counted_tokens"]))
             metrics |= self._means(sums)
             metrics["grad_norm"] = self._apply(learning_rate)
+            if not math.isfinite(metrics["grad_norm"]):  # fp16: its scaler left this step out
+                del metrics["grad_norm"]
         self.step += 1
         return metrics
 

@@ -8,7 +8,7 @@ what came before it; `check` finds out, and refuses the others.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ from envrl.errors import ConfigError
 from envrl.model.tool_calls import format_tool_call
 
 Message = dict[str, Any]
-Tools = list[dict[Any, Any] | Callable[..., Any]]
+Tools = list[dict[str, Any]]
 
 _SPOKEN = "The0assistant0spoke"
 """Stands for the turn that new messages follow; plain enough to pass any template unchanged."""
@@ -53,6 +53,9 @@ class Chat:
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             self._refuse("its tokenizer is not one of the tokenizers library")
         self._backend = tokenizer.backend_tokenizer
+        # Some models are published with a cut set to their context; no text is ever cut or padded here.
+        self._backend.no_truncation()
+        self._backend.no_padding()
         # Group members share their prompt, and often meet the same observation.
         self._prompt = lru_cache(64)(self._render_prompt)
         self._pieces = lru_cache(1024)(self._split)
@@ -150,16 +153,10 @@ class Chat:
         return self._render(messages, tools)
 
     def _render(self, messages: list[Message], tools: Tools | None, *, generation_prompt: bool = True) -> str:
+        apply: Any = self._tokenizer.apply_chat_template
+        settings = {"tokenize": False, "add_generation_prompt": generation_prompt, **self._kwargs}
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages,
-                    tools=tools,
-                    tokenize=False,
-                    add_generation_prompt=generation_prompt,
-                    **self._kwargs,
-                )
-            )
+            return str(apply(messages, tools=tools, **settings))
         except TemplateError as error:
             self._refuse(f"roles {[message['role'] for message in messages]}: {error}")
 

@@ -86,4 +86,4 @@ class Tasks:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSON-lines dataset; compose.py has judged it."""
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+    return [json.loads(line) for line in path.expanduser().read_text("utf-8").split("\n") if line.strip()]

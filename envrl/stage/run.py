@@ -142,7 +142,7 @@ class Run:
             assert spec.tiny is not None
             model = build_model(spec.tiny, tokenizer, seed=derive(self.spec.seed, "init"))
         if spec.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.activation_checkpointing_enable()
         # Bare, on every rank: the trainer sums gradients over ranks itself.
         model = model.to(self.accelerator.device)
         stops = model.generation_config.eos_token_id

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import torch
-from transformers import get_scheduler
-
 from envrl.env.policies import noisy
 from envrl.errors import StageError
 from envrl.grpo import checkpoints
 from envrl.grpo.batches import micro_batches, token_logprobs
+from envrl.grpo.loss import supervised_loss
+from envrl.grpo.optimizer import adamw, lr_factor, set_learning_rate
 from envrl.rollout.policy import scripted
 from envrl.rollout.tasks import Tasks
 from envrl.rollout.trajectory import Episode, TokenRow
 from envrl.spec import WarmStartSpec
 from envrl.stage.check import learning_signal
-from envrl.stage.run import Run
+from envrl.stage.run import Policy, Run
 
 
 async def run(run: Run) -> None:
@@ -34,36 +33,38 @@ async def run(run: Run) -> None:
 
 
 async def fine_tune(run: Run, spec: WarmStartSpec) -> None:
-    """AdamW with a cosine schedule on fresh games in every step."""
+    """AdamW with a cosine schedule on fresh games in every step. Every rank does the same."""
     policy = await run.policy()
-    parameters = [p for p in policy.model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=spec.learning_rate, weight_decay=spec.weight_decay)
-    schedule = get_scheduler(
-        "cosine", optimizer, num_warmup_steps=spec.warmup_steps, num_training_steps=spec.steps
-    )
+    optimizer = adamw(policy.model, learning_rate=spec.learning_rate, weight_decay=spec.weight_decay)
+    prepared = run.accelerator.prepare_optimizer(optimizer)
     games = solver_games(run, spec)
     with run.progress.stage("warm_start", total=spec.steps, unit="steps") as bar:
-        for _ in range(spec.steps):
+        for step in range(spec.steps):
+            factor = lr_factor(step, schedule="cosine", warmup_steps=spec.warmup_steps, steps=spec.steps)
+            set_learning_rate(optimizer, spec.learning_rate * factor)
             rows = [await anext(games) for _ in range(spec.batch_size)]
-            loss = _accumulate(run, policy.model, rows, pad_id=policy.tokenizer.pad_token_id or 0)
-            run.accelerator.clip_grad_norm_(parameters, run.spec.grpo.max_grad_norm)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad(set_to_none=True)
+            loss = _accumulate(run, policy, rows)
+            run.accelerator.clip_grad_norm_(policy.model.parameters(), run.spec.grpo.max_grad_norm)
+            prepared.step()
+            prepared.zero_grad()
             bar.advance(1, loss=loss)
 
 
-def _accumulate(run: Run, model: torch.nn.Module, rows: list[TokenRow], *, pad_id: int) -> float:
+def _accumulate(run: Run, policy: Policy, rows: list[TokenRow]) -> float:
     """Gradients of the mean negative log-likelihood over the rows' assistant tokens; returns that mean."""
+    policy.model.train()
     tokens = sum(sum(row.mask_T) for row in rows)
     total = 0.0
-    model.train()
-    for batch in micro_batches(rows, max_tokens=run.spec.grpo.micro_batch_tokens, pad_id=pad_id):
+    for batch in micro_batches(
+        rows, max_tokens=run.spec.grpo.micro_batch_tokens, pad_id=policy.tokenizer.pad_token_id or 0
+    ):
         batch = batch.to(run.accelerator.device)
-        logprobs_BT, _ = token_logprobs(model, batch, temperature=1.0)
-        loss = -(logprobs_BT * batch.mask_BT).sum() / tokens
+        with run.accelerator.autocast():
+            logprobs_BT, _ = token_logprobs(policy.model, batch)
+            loss = supervised_loss(logprobs_BT, batch.mask_BT, normalizer=tokens)
         run.accelerator.backward(loss)
         total += loss.item()
+    policy.model.eval()
     return total
 
 

@@ -64,6 +64,16 @@ def test_a_step_saved_again_replaces_itself(model: Any, tokenizer: Any, tmp_path
     assert names(tmp_path) == ["step-1"]
 
 
+def test_only_our_own_leftovers_are_removed(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    for name in (".git", ".step-4.partial", ".step-5.removed"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".note").touch()
+    checkpoints.save_weights(tmp_path / "warm_start", model=model, tokenizer=tokenizer)
+    assert names(tmp_path) == [".git", ".note", "warm_start"]
+    assert latest(tmp_path) is None
+    AutoModelForCausalLM.from_pretrained(tmp_path / "warm_start")
+
+
 def test_a_failure_while_saving_leaves_the_earlier_checkpoint(
     model: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -86,7 +96,7 @@ def test_killed_while_saving(model: Any, tokenizer: Any, tmp_path: Path) -> None
         assert time.monotonic() < deadline
     saver.kill()
     saver.wait()
-    left = [path for path in directory.iterdir() if not path.name.startswith(".")]
+    left = list(directory.glob("step-*"))
     assert left
     assert all(is_whole(path, model) for path in left)
     newest = latest(directory)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from importlib import resources
+from importlib.metadata import distribution
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -27,26 +28,30 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 ADDED = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 
 
+def packaged(package: str, file: str) -> str:
+    """A data file of an installed package, which is not imported for it."""
+    return Path(str(distribution(package).locate_file(file))).read_text("utf-8")
+
+
 class QwenConverter(TikTokenConverter):
     """Reads the ranks from dashscope's file without the tiktoken package."""
 
     def load_tiktoken_bpe(self, tiktoken_url: str) -> dict[bytes, int]:  # type: ignore[override]
-        lines = resources.files("dashscope").joinpath(tiktoken_url).read_text().splitlines()
+        lines = packaged("dashscope", tiktoken_url).splitlines()
         return {base64.b64decode(token): int(rank) for token, rank in map(str.split, lines)}
 
 
 @pytest.fixture(scope="session")
 def qwen() -> PreTrainedTokenizerFast:
     """Qwen3's tokenizer; the ids of its added tokens are not the published ones."""
-    backend = QwenConverter("resources/qwen.tiktoken", pattern=PATTERN).converted()
+    backend = QwenConverter("dashscope/resources/qwen.tiktoken", pattern=PATTERN).converted()
     backend.normalizer = normalizers.NFC()
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
     backend.add_tokens([AddedToken(token, normalized=False) for token in ADDED])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
-    template = resources.files("trl").joinpath("chat_templates/qwen3.jinja")
-    tokenizer.chat_template = template.read_text("utf-8")
+    tokenizer.chat_template = packaged("trl", "trl/chat_templates/qwen3.jinja")
     return tokenizer
 
 
@@ -70,7 +75,8 @@ def played(chat: Chat, face: Face, seed: int) -> list[int]:
     ids = chat.start(opening, schemas if tools else None)
     while not lake.done:
         call = policies.noisy(0.5)(lake, rng)
-        ids += chat.encode(format_tool_call(call) if tools else lake.format_action(call)) + [chat.turn_end]
+        text = format_tool_call(call) if tools else lake.format_action(call)
+        ids += [*chat.encode(text), chat.turn_end]
         observation = lake.move(**call.arguments)
         if not lake.done:
             ids += chat.extend([{"role": "tool" if tools else "user", "content": observation}])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import normalizers
+from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from envrl.env.frozen_lake import FrozenLake
@@ -126,6 +126,12 @@ def test_decoding_drops_the_end_token_only(qwen: PreTrainedTokenizerFast) -> Non
     assert chat.decode([]) == ""
 
 
+def test_no_text_is_cut() -> None:
+    tokenizer = bootstrap_tokenizer()
+    tokenizer.backend_tokenizer.enable_truncation(8)
+    assert len(Chat(tokenizer, template_kwargs={}).encode("a" * 50)) == 50
+
+
 def test_markup_is_one_token_each(qwen: PreTrainedTokenizerFast) -> None:
     for tokenizer in (qwen, TINY):
         assert len(Chat(tokenizer, template_kwargs={}).encode("<tool_call></tool_call><think></think>")) == 4
@@ -159,8 +165,11 @@ def test_a_turn_ends_the_same_way_before_any_message() -> None:
         )
 
 
-def test_a_tokenizer_that_joins_across_the_end_is_refused() -> None:
+def test_a_tokenizer_that_reads_the_start_of_a_text_differently_is_refused() -> None:
     tokenizer = bootstrap_tokenizer()
-    tokenizer.backend_tokenizer.normalizer = normalizers.Prepend("_")
+    tokenizer.chat_template = CHAT_TEMPLATE.replace("endgeneration %}", "endgeneration %}{{- '.' }}")
+    first = pre_tokenizers.Metaspace(prepend_scheme="first")
+    bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, bytes_only])
     with pytest.raises(ConfigError, match="stands alone"):
         Chat(tokenizer, template_kwargs={}).check(None)

@@ -47,15 +47,14 @@ def test_cells_digits_and_arguments_stand_alone(trained: PreTrainedTokenizerFast
     assert pieces(trained, format_tool_call(MOVE)) == call
 
 
-@pytest.mark.parametrize(("face", "limit"), [(Face.TOOL, 150), (Face.TEXT, 150)])
-def test_an_episode_of_four_turns_is_short(
-    trained: PreTrainedTokenizerFast, game: Game, face: Face, limit: int
-) -> None:
+@pytest.mark.parametrize("face", Face)
+def test_an_episode_of_four_turns_is_short(trained: PreTrainedTokenizerFast, game: Game, face: Face) -> None:
     chat = Chat(trained, template_kwargs={})
     games = [game(chat, face, seed) for seed in range(1000, 1100)]
-    four = [len(ids) for ids in games if ids.count(chat.turn_end) == 8 + (face is Face.TOOL)]
+    # One end token for the rules, and two per turn.
+    four = [len(ids) for ids in games if ids.count(chat.turn_end) == 9]
     assert four
-    assert max(four) <= limit
+    assert max(four) <= 140
 
 
 @settings(deadline=None)
@@ -72,18 +71,18 @@ def test_any_text_comes_back_after_training(trained: PreTrainedTokenizerFast, te
 
 
 def test_training_is_the_same_in_every_process(texts: list[str], tmp_path: Path) -> None:
-    (tmp_path / "texts").write_text("\0".join(texts[:40]), "utf-8")
+    (tmp_path / "texts").write_text("\0".join(texts), "utf-8")
     code = "import sys; from pathlib import Path; from envrl.model.tiny import train_tokenizer; "
     code += "texts = Path(sys.argv[1]).read_text('utf-8').split('\\0'); "
-    code += "train_tokenizer(texts, 500).save_pretrained(sys.argv[2])"
-    for name, seed, parallel in (("a", "1", "false"), ("b", "2", "true")):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "TOKENIZERS_PARALLELISM": parallel}
-        command = [sys.executable, "-c", code, str(tmp_path / "texts"), str(tmp_path / name)]
-        subprocess.run(command, env=environment, check=True)
-    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    code += "train_tokenizer(texts, 450).save_pretrained(sys.argv[2])"
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-c", code, str(tmp_path / "texts"), str(tmp_path / "there")]
+    subprocess.run(command, env=environment, check=True)
+    tiny.train_tokenizer(texts, 450).save_pretrained(tmp_path / "here")
+    files = sorted(path.name for path in (tmp_path / "here").iterdir())
     assert "tokenizer.json" in files
     for file in files:
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+        assert (tmp_path / "here" / file).read_bytes() == (tmp_path / "there" / file).read_bytes()
 
 
 def test_the_vocabulary_stays_within_its_size(texts: list[str]) -> None:

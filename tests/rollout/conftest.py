@@ -35,7 +35,8 @@ def play(chat: Chat) -> Play:
         spec = compose(
             [
                 "env=custom", f"env.custom.target=games:{game}",
-                "scheduler.max_tokens=100000", "scheduler.max_turn_tokens=null", *overrides,
+                "scheduler.max_tokens=100000", "scheduler.max_turn_tokens=null", "model.warm_start=null",
+                *overrides,
             ]
         )  # fmt: skip
         runner = Runner(spec, chat)

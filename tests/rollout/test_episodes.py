@@ -45,7 +45,7 @@ def test_each_turn_ends_in_a_trained_end_token(play: Any, chat: Any) -> None:
 
 def test_a_turn_cut_short_gets_its_end_token_untrained(play: Any, chat: Any) -> None:
     (episode,) = play(
-        "Guess", ["hm" * 20, call("crane")], "scheduler.max_turn_tokens=10", "scheduler.continue_on_length=true"
+        "Guess", ["hm" * 90, call("crane")], "scheduler.max_turn_tokens=70", "scheduler.continue_on_length=true"
     )
     transcript, turn = episode.transcripts[0], episode.turns[0]
     assert turn.cut
