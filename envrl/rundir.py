@@ -61,7 +61,10 @@ def _refuse_foreign(directory: Path, spec: RunSpec) -> None:
     ]
     raise ConfigError(
         "\n".join(
-            [f"output_dir={directory}: holds another run; give another output_dir=… or resume=never", *changed]
+            [
+                f"output_dir={directory}: holds another run; give another output_dir=… or resume=never",
+                *changed,
+            ]
         )
     )
 

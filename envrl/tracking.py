@@ -67,7 +67,9 @@ class Tracker:
         """
         if self._writes:
             again = (stage, label, None)
-            _keep(self.episodes, lambda line: (line.get("stage"), line.get("label"), line.get("step")) != again)
+            _keep(
+                self.episodes, lambda line: (line.get("stage"), line.get("label"), line.get("step")) != again
+            )
 
 
 def iter_jsonl(path: Path) -> Iterator[dict[str, Any]]:

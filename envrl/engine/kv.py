@@ -13,27 +13,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from operator import add
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
-from envrl.errors import ConfigError
-
-ATTENTION = "envrl"
-"""Name of this attention among transformers' implementations."""
-_UNSUPPORTED = {"sliding_window", "softcap", "s_aux", "position_bias", "block_table"}
-"""Keyword arguments by which models ask for attention of another kind."""
 _BLOCK = 64
 """The length of the storage grows in multiples of this."""
+
+_SMALL = 64 << 20
+"""Bytes that are kept for the next episodes: fresh pages cost a small model a tenth of its time."""
 
 
 class KVCache:
     """Storage of shape layers x slots x K x L x D, one tensor for keys and one for values.
 
-    It is made at the first pass, when the model shows the shapes, and only ever grows until `clear`.
+    It is made at the first pass, when the model shows the shapes, and only grows until it is freed.
     """
 
     def __init__(self, layers: int) -> None:
@@ -56,11 +51,15 @@ class KVCache:
 
     def move(self, old: Sequence[int], new: Sequence[int], length: int) -> None:
         """Copies the first positions of some slots over those of others, all at once."""
-        if not old or self._tensors is None:
+        if self._tensors is None:
             return
+        taken = set(new)
         for tensor in self._tensors:
             part = tensor[:, :, :, :length]
-            part[:, new] = part[:, old]
+            # row by row is faster than by index; what another move overwrites is set aside first
+            sources = [part[:, place].clone() if place in taken else part[:, place] for place in old]
+            for place, source in zip(new, sources, strict=True):
+                part[:, place].copy_(source)
 
     def layer(self, index: int, keys_NKD: Tensor, values_NKD: Tensor) -> tuple[Tensor, Tensor]:
         """Storage of one layer; new keys and values show what it has to look like."""
@@ -72,6 +71,11 @@ class KVCache:
         """Frees the memory."""
         self._slots = self._length = 0
         self._tensors = None
+
+    def rest(self) -> None:
+        """Frees the memory when nothing in it is needed, unless that is too little to be worth it."""
+        if self._tensors is not None and sum(tensor.nbytes for tensor in self._tensors) > _SMALL:
+            self.clear()
 
     def _made(self, like_NKD: Tensor) -> Tensor:
         # zeros: what was never written is masked, but 0 x nan would still be nan
@@ -94,7 +98,13 @@ class Pass:
     """
 
     def __init__(
-        self, cache: KVCache, tokens: list[int], *, cached: list[int], counts: list[int], singles: int,
+        self,
+        cache: KVCache,
+        tokens: list[int],
+        *,
+        cached: list[int],
+        counts: list[int],
+        singles: int,
         device: torch.device,
     ) -> None:
         self.cache = cache
@@ -111,7 +121,8 @@ class Pass:
         edges = [0, singles, len(counts)]
         self._blocks = [
             _Block(start, cached[start:end], counts[start:end], device)
-            for start, end in pairwise(edges) if start < end
+            for start, end in pairwise(edges)
+            if start < end
         ]
 
     def attend(
@@ -132,17 +143,19 @@ class _Block:
     def __init__(self, start: int, cached: list[int], counts: list[int], device: torch.device) -> None:
         self.rows = slice(start, start + len(counts))
         self.width = max(counts)
-        counts_M1, cached_M1 = torch.tensor([counts, cached])[..., None].unbind()
-        steps_T = torch.arange(self.width)
-        step_MT = torch.minimum(steps_T, counts_M1 - 1)  # padding repeats the row's last token
+        positions_MT = torch.tensor(cached)[:, None]
         if self.width > 1:
+            counts_M1 = torch.tensor(counts)[:, None]
+            steps_T = torch.arange(self.width)
+            step_MT = torch.minimum(steps_T, counts_M1 - 1)  # padding repeats the row's last token
+            positions_MT = positions_MT + step_MT
             # the rows before this block feed one token each, so its first token's index is `start`
             first_M1 = start + counts_M1.cumsum(0) - counts_M1
             self.spread = (first_M1 + step_MT).flatten().to(device)
             self.gather = (steps_T < counts_M1).flatten().nonzero()[:, 0].to(device)
         # kernels like lengths that are multiples of eight; the storage's length is one
         self.length = -(-max(map(add, cached, counts)) // 8) * 8
-        unseen_MTL = torch.arange(self.length) > (cached_M1 + step_MT)[..., None]
+        unseen_MTL = torch.arange(self.length) > positions_MT[..., None]
         self.mask_MTL = torch.zeros(unseen_MTL.shape).masked_fill_(unseen_MTL, -torch.inf).to(device)
         self.mask: Tensor | None = None
 
@@ -160,7 +173,9 @@ class _Block:
         groups = query.shape[2]
         if self.mask is None:
             self.mask = self.mask_MTL.to(query.dtype).repeat(1, groups, 1)[:, None]
-        out = scaled_dot_product_attention(query.flatten(2, 3), keys, values, attn_mask=self.mask, scale=scale)
+        out = scaled_dot_product_attention(
+            query.flatten(2, 3), keys, values, attn_mask=self.mask, scale=scale
+        )
         out = out.view(rows, kv_heads, groups, self.width, size).permute(0, 3, 1, 2, 4)
         out = out.reshape(rows * self.width, -1, size)
         return out if self.width == 1 else out.index_select(0, self.gather)
@@ -174,27 +189,3 @@ class _Block:
         scores = torch.baddbmm(self.mask, query, keys.flatten(0, 1).mT, alpha=scale)
         weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
         return torch.bmm(weights, values.flatten(0, 1)).view(rows, -1, size)
-
-
-def _attend(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, kv_pass: Pass | None = None, **extras: Any,
-) -> tuple[Tensor, None]:
-    """transformers' attention interface: 1 x heads x N x D in, 1 x N x H x D out."""
-    name = type(module).__name__
-    odd = sorted(key for key in _UNSUPPORTED & extras.keys() if extras[key] is not None)
-    if kv_pass is None or odd:
-        raise ConfigError(refusal(name, ", ".join(odd) or "its keyword arguments do not reach attention"))
-    query_NHD, key_NKD, value_NKD = (t[0].transpose(0, 1) for t in (query, key, value))
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    return kv_pass.attend(layer, query_NHD, key_NKD, value_NKD, scale)[None], None
-
-
-def refusal(name: str, reason: str) -> str:
-    """The one line for a model that this engine cannot run."""
-    rule = "vllm_mode=none needs plain causal attention in every layer"
-    return f"{name}: {rule} ({reason}); use vllm_mode=colocate"
-
-
-AttentionInterface.register(ATTENTION, _attend)

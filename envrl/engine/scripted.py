@@ -21,9 +21,14 @@ class ScriptedEngine(Engine):
     """
 
     def __init__(
-        self, replies: Sequence[Reply] | Callable[[str, int], Reply], *,
-        encode: Callable[[str], list[int]] | None = None, stop_id: int | None = None,
-        max_context: int = 1 << 20, logprob: float = -0.5, delay_s: float = 0.0,
+        self,
+        replies: Sequence[Reply] | Callable[[str, int], Reply],
+        *,
+        encode: Callable[[str], list[int]] | None = None,
+        stop_id: int | None = None,
+        max_context: int = 1 << 20,
+        logprob: float = -0.5,
+        delay_s: float = 0.0,
     ) -> None:
         self.max_context = max_context
         self.requests: list[tuple[str, list[int], Sampling]] = []

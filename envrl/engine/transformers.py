@@ -22,10 +22,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from envrl.engine.base import Engine, Generation, GenerationStop, Sampling
-from envrl.engine.kv import ATTENTION, KVCache, Pass, refusal
+from envrl.engine.forward import Forward
+from envrl.engine.kv import KVCache, Pass
 from envrl.engine.sample import sample
 from envrl.engine.slots import Slot, Slots
-from envrl.errors import ConfigError, EngineError, EnvrlError
+from envrl.errors import EngineError, EnvrlError
 
 _QUIET = 3
 """Passes of the event loop without a new request after which no coroutine is taken to be ready."""
@@ -54,22 +55,26 @@ class _Request:
 class TransformersEngine(Engine):
     """Samples from `model` and shares its weights; at most `max_batch` requests run at once.
 
-    While a request is outstanding the module is in eval mode and uses this engine's attention; before
-    the last one is answered it is given back as it was. Raises ConfigError for a model whose layers
-    are not all plain causal attention.
+    While a request is outstanding the module belongs to the engine; before the last one is answered it is
+    given back in the mode that it was found in. Raises ConfigError for a model whose layers are not
+    all plain causal attention.
     """
+
+    passes: int
+    """Forward passes so far."""
+    fed: int
+    """Tokens that they fed: prompts, observations and sampled ones, each at most once per cache."""
 
     def __init__(self, model: PreTrainedModel, *, max_batch: int | None = None) -> None:
         config = model.config.get_text_config(decoder=True)
-        others = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
-        if others:
-            raise ConfigError(refusal(type(model).__name__, f"it has {', '.join(sorted(others))} layers"))
         self.model = model
         self.max_context = config.max_position_embeddings
+        self.passes = self.fed = 0
+        self._forward = Forward(model)
         self._max_batch = max_batch or 1 << 30
         eos = model.generation_config.eos_token_id if model.generation_config else config.eos_token_id
         self._eos = frozenset([eos] if isinstance(eos, int) else eos or [])
-        self._cache = KVCache(config.num_hidden_layers)
+        self._cache = KVCache(self._forward.layers)
         self._slots = Slots()
         self._waiting: deque[_Request] = deque()
         self._running: list[_Request] = []
@@ -77,22 +82,16 @@ class TransformersEngine(Engine):
         self._held = 0
         self._closed = False
         self._task: asyncio.Task[None] | None = None
-        self._lent: tuple[bool, str] | None = None
-        self._borrow()
-        self._give_back()
 
     # --- the contract -----------------------------------------------------------------------
 
     async def start(self) -> None:
-        """See Engine. A pass over two tokens shows whether every layer can be served."""
-        cache = KVCache(self._cache.layers)
-        cache.reserve(1, 2)
+        """See Engine. Raises ConfigError for a model that it cannot run."""
         try:
             with torch.inference_mode():
-                kv_pass = Pass(cache, [0, 0], cached=[0], counts=[2], singles=0, device=self.model.device)
-                self._forward(kv_pass, [1])
+                self._forward.borrow()
         finally:
-            self._give_back()
+            self._forward.give_back()
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, *, episode: str) -> Generation:
         """See Engine. Two requests of one episode run one after the other."""
@@ -122,7 +121,7 @@ class TransformersEngine(Engine):
                 self._finish(request, GenerationStop.ABORT)
         self._slots.free(episode)
         if not self._slots.places:
-            self._cache.clear()
+            self._cache.rest()
 
     async def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See Engine. Tensors that already are the module's own are not copied."""
@@ -134,20 +133,23 @@ class TransformersEngine(Engine):
                         raise EngineError(f"load_weights: the model has no weight {name!r}")
                     if own[name].data_ptr() != tensor.data_ptr() or own[name].shape != tensor.shape:
                         own[name].copy_(tensor)
-            self._reset()
+            self._slots = Slots()
+            self._cache.rest()
             self.weights_version = version
 
     async def sleep(self) -> None:
         """See Engine. Waits for running requests and frees every cache."""
         async with self._drained():
-            self._reset()
+            self._slots = Slots()
+            self._cache.clear()
 
     async def close(self) -> None:
         """See Engine. What still runs ends as `abort`."""
         self._closed = True
         for request in [*self._running, *self._waiting]:
             self._finish(request, GenerationStop.ABORT)
-        self._reset()
+        self._slots = Slots()
+        self._cache.clear()
 
     # --- the loop ---------------------------------------------------------------------------
 
@@ -190,13 +192,14 @@ class TransformersEngine(Engine):
         error = None if task.cancelled() else task.exception()
         if error is None and not task.cancelled():
             return
-        outstanding = [*self._running, *self._waiting]
-        self._reset()
-        for request in outstanding:
+        for request in [*self._running, *self._waiting]:
+            self._forget(request)
             if error is None:
                 request.future.cancel()
             elif not request.future.done():
                 request.future.set_exception(_failure(error))
+        self._slots = Slots()
+        self._cache.clear()
 
     @asynccontextmanager
     async def _drained(self) -> AsyncIterator[None]:
@@ -216,6 +219,7 @@ class TransformersEngine(Engine):
     @torch.inference_mode()
     def _step(self) -> None:
         """One forward pass, and a token for every row that has fed all it had."""
+        self._forward.borrow()
         singles, several = self._choose()
         self._place(singles, several)
         rows = singles + several
@@ -231,6 +235,8 @@ class TransformersEngine(Engine):
         kv_pass = Pass(
             self._cache, tokens, cached=cached, counts=counts, singles=len(singles), device=self.model.device
         )
+        self.passes += 1
+        self.fed += len(tokens)
         ready = [row.slot.cached == len(row.ids) for row in rows]
         logits_RV = self._forward(kv_pass, list(compress(kv_pass.last, ready)))
         if any(ready):
@@ -266,21 +272,6 @@ class TransformersEngine(Engine):
             length = max(slot.cached for _, slot in moves)
             self._cache.move([old for old, _ in moves], [slot.place for _, slot in moves], length)
 
-    def _forward(self, kv_pass: Pass, wanted: list[int]) -> Tensor:
-        """Logits of the wanted tokens, R x V."""
-        self._borrow()
-        ids_1N = kv_pass.ids_1N
-        everything = len(wanted) == ids_1N.shape[1]
-        output = self.model(
-            input_ids=ids_1N, position_ids=kv_pass.positions_1N, use_cache=False, kv_pass=kv_pass,
-            logits_to_keep=0 if everything else torch.tensor(wanted, dtype=torch.long, device=ids_1N.device),
-        )
-        if len(kv_pass.layers) < self._cache.layers:
-            raise ConfigError(refusal(type(self.model).__name__, "some layers keep a state of another kind"))
-        logits_RV: Tensor = output.logits[0]
-        # a model without logits_to_keep returns them all
-        return logits_RV if len(logits_RV) == len(wanted) else logits_RV[wanted]
-
     def _extend(self, requests: list[_Request], logits_RV: Tensor) -> None:
         """Samples a token for each request and answers those that end with it."""
         settings = [request.sampling for request in requests]
@@ -312,40 +303,16 @@ class TransformersEngine(Engine):
         elif request in self._waiting:
             self._waiting.remove(request)
         if not self._running and not self._waiting:
-            self._give_back()
-
-    def _reset(self) -> None:
-        """Forgets every request and every cache."""
-        self._running.clear()
-        self._waiting.clear()
-        self._slots = Slots()
-        self._cache.clear()
-        self._give_back()
-
-    def _borrow(self) -> None:
-        """Puts the trainer's module into eval mode and under this engine's attention."""
-        if self._lent is not None:
-            return
-        self._lent = self.model.training, self.model.config._attn_implementation
-        self.model.train(False)
-        self.model.set_attn_implementation(ATTENTION)
-        if self.model.config._attn_implementation != ATTENTION:
-            self._give_back()
-            raise ConfigError(refusal(type(self.model).__name__, "its attention cannot be replaced"))
-
-    def _give_back(self) -> None:
-        """Leaves the module as it was found."""
-        if self._lent is not None:
-            training, attention = self._lent
-            self._lent = None
-            self.model.train(training)
-            self.model.set_attn_implementation(attention)
+            self._forward.give_back()
 
 
 def _failure(error: BaseException) -> Exception:
     """What a waiter hears of a pass that raised: one exception of its own each."""
     if isinstance(error, EnvrlError):
         return type(error)(*error.args)
-    failure = EngineError(f"{type(error).__name__}: {error}")
+    lines = str(error).strip().splitlines() or [""]
+    # an error out of a trace brings the trace's own stack; the error is its last line
+    reason = lines[-1] if "TorchScript" in lines[0] else lines[0]
+    failure = EngineError(f"{type(error).__name__}: {reason}")
     failure.__cause__ = error
     return failure

@@ -7,7 +7,6 @@ from typing import Any
 from envrl.env.base import Environment, Face, ToolCall, checked_arguments, tool
 from envrl.errors import ConfigError, unknown
 from envrl.importing import load_object
-from envrl.importing import load_object
 
 __all__ = ["REGISTRY", "Environment", "Face", "ToolCall", "environment_class", "make", "tool"]
 

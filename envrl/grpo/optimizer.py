@@ -25,9 +25,7 @@ def set_learning_rate(optimizer: AdamW, learning_rate: float) -> None:
         group["lr"] = learning_rate
 
 
-def lr_factor(
-    step: int, *, schedule: Literal["constant", "cosine"], warmup_steps: int, steps: int
-) -> float:
+def lr_factor(step: int, *, schedule: Literal["constant", "cosine"], warmup_steps: int, steps: int) -> float:
     """What the learning rate is multiplied by in step 0, 1, …, steps - 1.
 
     Rises linearly from 0 over `warmup_steps`, then stays at 1 or falls to 0 along half a cosine; equal to

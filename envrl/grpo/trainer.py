@@ -95,8 +95,12 @@ class Trainer:
             self.step, schedule=spec.lr_schedule, warmup_steps=spec.warmup_steps, steps=spec.steps
         )
         size = {
-            "rows": len(rows), "tokens": _sampled(rows), "skipped_rows": len(rows) - len(run),
-            "counted_rows": len(counted), "counted_tokens": _sampled(counted), "run_rows": len(run),
+            "rows": len(rows),
+            "tokens": _sampled(rows),
+            "skipped_rows": len(rows) - len(run),
+            "counted_rows": len(counted),
+            "counted_tokens": _sampled(counted),
+            "run_rows": len(run),
         }
         whole = dict(zip(size, self._summed(list(map(float, size.values()))), strict=True))
         metrics = {name: whole[name] for name in ("rows", "tokens", "skipped_rows")}
@@ -150,9 +154,17 @@ class Trainer:
             )
             metrics |= mismatch
         loss, clipping = policy_loss(
-            logprobs_BT, old_BT, batch.advantages_BT, batch.mask_BT,
-            clip_low=spec.clip_low, clip_high=spec.clip_high, normalisation=spec.loss, normalizer=normalizer,
-            importance_weights_BT=weights_BT, reference_logprobs_BT=reference_BT, kl_coef=spec.kl_coef,
+            logprobs_BT,
+            old_BT,
+            batch.advantages_BT,
+            batch.mask_BT,
+            clip_low=spec.clip_low,
+            clip_high=spec.clip_high,
+            normalisation=spec.loss,
+            normalizer=normalizer,
+            importance_weights_BT=weights_BT,
+            reference_logprobs_BT=reference_BT,
+            kl_coef=spec.kl_coef,
         )
         return loss, metrics | clipping
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -11,8 +13,9 @@ from random import Random
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from envrl.engine.base import Sampling
+from envrl.env import environment_class
 from envrl.env.base import Environment, ToolCall, has_solver
-from envrl.env.policies import noisy, random
+from envrl.env.policies import Policy, noisy, random
 from envrl.model import tiny
 from envrl.model.chat import Chat
 from envrl.rollout.policy import scripted
@@ -33,19 +36,23 @@ async def tiny_tokenizer(spec: RunSpec, *, cache: Path) -> PreTrainedTokenizerBa
         "games": {key: env.model_dump(mode="json") for key, env in spec.env.items()},
         "scheduler": spec.scheduler.model_dump(mode="json"),
         "vocab_size": spec.model.tiny.vocab_size,
-        "code": Path(tiny.__file__).read_text("utf-8"),
+        "code": [Path(file).read_text("utf-8") for file in (tiny.__file__, *_sources(spec))],
     }
     name = sha256(json.dumps(shaped_by, sort_keys=True).encode()).hexdigest()[:12]
     folder = cache / f"tiny-{name}"
     if not folder.exists():
-        tokenizer = tiny.train_tokenizer(await game_texts(spec), spec.model.tiny.vocab_size)
         building = folder.with_name(f"{folder.name}.{os.getpid()}")
-        tokenizer.save_pretrained(building)
-        try:
+        tiny.train_tokenizer(await game_texts(spec), spec.model.tiny.vocab_size).save_pretrained(building)
+        with suppress(OSError):  # another process was faster; what it built is the same
             building.rename(folder)
-        except OSError:  # another process was faster; what it built is the same
-            pass
-    return AutoTokenizer.from_pretrained(folder)  # type: ignore[no-any-return]
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    return tokenizer
+
+
+def _sources(spec: RunSpec) -> list[str]:
+    """The files that the games are written in."""
+    classes = (environment_class(env.kind, env.target) for env in spec.env.values())
+    return [file for cls in classes if (file := inspect.getsourcefile(cls))]
 
 
 async def game_texts(spec: RunSpec) -> list[str]:
@@ -64,14 +71,14 @@ async def game_texts(spec: RunSpec) -> list[str]:
     sampling = Sampling(max_tokens=unlimited["max_tokens"] or 0)
     played = await runner.run(groups, scripted(solver(noise=0.5)), sampling, name="tokenizer")
     return [
-        tokenizer.decode(transcript.ids)
+        str(tokenizer.decode(transcript.ids))
         for group in played
         for episode in group
         for transcript in episode.transcripts
     ]
 
 
-def solver(*, noise: float):  # type: ignore[no-untyped-def]
+def solver(*, noise: float) -> Policy:
     """The noisy solver; plain random play where an environment has no solver."""
     best = noisy(noise)
 

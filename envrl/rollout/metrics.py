@@ -36,7 +36,9 @@ def _scores(live: Sequence[Record]) -> dict[str, float]:
     metrics = _spread("reward", (r["reward"] for r in live), suffixes=("", "_std"))
     metrics |= _spread("success", (r["success"] for r in live), suffixes=("",))
     for term in {term: None for r in live for term in r["rewards"]}:
-        metrics |= _spread(f"rewards/{term}", (r["rewards"].get(term) for r in live), suffixes=("/mean", "/std"))
+        metrics |= _spread(
+            f"rewards/{term}", (r["rewards"].get(term) for r in live), suffixes=("/mean", "/std")
+        )
     for env in {r["env"]: None for r in live}:
         own = [r for r in live if r["env"] == env]
         metrics |= _spread(f"env/{env}/reward", (r["reward"] for r in own), suffixes=("",))
@@ -66,4 +68,4 @@ def _spread(name: str, values: Iterable[float | None], *, suffixes: tuple[str, .
     given = [float(value) for value in values if value is not None]
     if not given:
         return {}
-    return {f"{name}{suffix}": f(given) for suffix, f in zip(suffixes, (fmean, pstdev), strict=False)}
+    return dict(zip((f"{name}{suffix}" for suffix in suffixes), (fmean(given), pstdev(given)), strict=False))

@@ -134,8 +134,8 @@ class Runner:
         limit = self._spec.rollout.max_error_rate
         if len(errors) > limit * len(episodes):
             raise StageError(
-                f"{len(errors)} of {len(episodes)} episodes ended as error, more than "
-                f"rollout.max_error_rate={limit:g} allows; the first: {errors[0]}"
+                f"{len(errors)} of {len(episodes)} episodes ended as error, "
+                f"more than rollout.max_error_rate={limit:g} allows; the first: {errors[0]}"
             )
         if abandoned() > MAX_ABANDONED:
             raise StageError(

@@ -92,8 +92,16 @@ class Episode:
     """One attempt at one task: the environment, the conversation, and the record of both."""
 
     def __init__(
-        self, task: Task, host: Host, chat: Chat, *, limits: SchedulerSpec, sampling: Sampling, name: str,
-        prompt: str | None = None, tool_schemas: list[dict[str, Any]] | None = None,
+        self,
+        task: Task,
+        host: Host,
+        chat: Chat,
+        *,
+        limits: SchedulerSpec,
+        sampling: Sampling,
+        name: str,
+        prompt: str | None = None,
+        tool_schemas: list[dict[str, Any]] | None = None,
     ) -> None:
         self.task = task
         self.host = host
@@ -149,9 +157,13 @@ class Episode:
         if not generation.ids:
             return None
         turn = Turn(
-            text=self.chat.decode(generation.ids), stop=generation.stop, tokens=len(generation.ids),
-            transcript=len(self.transcripts) - 1, start=len(transcript.ids),
-            weights_version=generation.weights_version, generate_s=time.perf_counter() - started,
+            text=self.chat.decode(generation.ids),
+            stop=generation.stop,
+            tokens=len(generation.ids),
+            transcript=len(self.transcripts) - 1,
+            start=len(transcript.ids),
+            weights_version=generation.weights_version,
+            generate_s=time.perf_counter() - started,
         )
         transcript.sample(generation)
         self.turns.append(turn)
@@ -265,13 +277,22 @@ class Episode:
         environment = self.host.environment
         failed = self.stop is StopReason.ERROR
         return {
-            "name": self.name, "env": self.task.env, "seed": self.task.seed, "group": self.task.group,
-            "member": self.task.member, "stop": self.stop, "error": self.error, "retries": self.retries,
-            "reward": self.score, "rewards": dict(self.scores),
+            "name": self.name,
+            "env": self.task.env,
+            "seed": self.task.seed,
+            "group": self.task.group,
+            "member": self.task.member,
+            "stop": self.stop,
+            "error": self.error,
+            "retries": self.retries,
+            "reward": self.score,
+            "rewards": dict(self.scores),
             "env_reward": None if failed else environment.reward,
             "success": None if failed else environment.success,
-            "messages": self.messages, "turns": [asdict(turn) for turn in self.turns],
-            "metrics": dict(environment.metrics), "tokens": sum(sum(t.mask) for t in self.transcripts),
+            "messages": self.messages,
+            "turns": [asdict(turn) for turn in self.turns],
+            "metrics": dict(environment.metrics),
+            "tokens": sum(sum(t.mask) for t in self.transcripts),
             "duration_s": self._duration,
         }
 
@@ -280,7 +301,8 @@ class Episode:
         truncated = self.stop is not None and self.stop.truncated
         return [
             TokenRow(t.ids, t.mask, t.logprobs, [advantage * m for m in t.mask], truncated)
-            for t in self.transcripts if any(t.mask)
+            for t in self.transcripts
+            if any(t.mask)
         ]
 
 

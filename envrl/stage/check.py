@@ -56,7 +56,9 @@ async def played(run: Run, env: str, policy: Policy) -> list[Episode]:
     episodes = [episode for group in groups for episode in group]
     broken = [episode.error for episode in episodes if episode.stop is StopReason.ERROR]
     if broken:
-        raise StageError(f"env.{env}: {len(broken)} of {PLAYED} scripted episodes broke; the first: {broken[0]}")
+        raise StageError(
+            f"env.{env}: {len(broken)} of {PLAYED} scripted episodes broke; the first: {broken[0]}"
+        )
     return episodes
 
 
@@ -101,7 +103,10 @@ async def learning_signal(run: Run) -> None:
     policy, runner = await run.policy(), await run.runner()
     tasks = Tasks(spec.env, seed=spec.seed, stage="check", members=spec.grpo.num_generations)
     groups = await runner.run(
-        tasks.groups(0, spec.check.groups), policy.engine_of, run.sampling(spec.grpo.temperature), name="signal"
+        tasks.groups(0, spec.check.groups),
+        policy.engine_of,
+        run.sampling(spec.grpo.temperature),
+        name="signal",
     )
     run.tracker.record([e.record() for group in groups for e in group], stage="check")
     mixed = sum(not is_flat([episode.score for episode in group]) for group in groups)

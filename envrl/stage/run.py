@@ -18,12 +18,12 @@ from envrl.engine.transformers import TransformersEngine
 from envrl.env.base import Face
 from envrl.grpo import checkpoints
 from envrl.model.chat import Chat
-from envrl.model.load import load
+from envrl.model.load import end_ids, load
 from envrl.model.tiny import build_model
 from envrl.progress import Progress
+from envrl.rollout.corpus import tiny_tokenizer
 from envrl.rollout.runner import Runner
 from envrl.rollout.trajectory import Episode
-from envrl.rollout.corpus import tiny_tokenizer
 from envrl.seeds import derive
 from envrl.spec import RunSpec, Stage
 from envrl.summary import Summary, machine
@@ -145,12 +145,7 @@ class Run:
             model.activation_checkpointing_enable()
         # Bare, on every rank: the trainer sums gradients over ranks itself.
         model = model.to(self.accelerator.device)
-        stops = model.generation_config.eos_token_id
-        chat = Chat(
-            tokenizer,
-            template_kwargs=spec.chat_template_kwargs,
-            stop_ids=[stops] if isinstance(stops, int) else stops or [],
-        )
+        chat = Chat(tokenizer, template_kwargs=spec.chat_template_kwargs, stop_ids=end_ids(model))
         engine = TransformersEngine(model)
         await engine.start()
         return Policy(model, tokenizer, chat, engine)

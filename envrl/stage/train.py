@@ -44,7 +44,7 @@ class Training:
             max_tokens=run.spec.scheduler.max_tokens,
         )
         self._best: tuple[float, int] | None = None
-        """Success and step of the best evaluation so far."""
+        """Score (mean success over environments, else reward) and step of the best evaluation so far."""
 
     async def run(self) -> None:
         """All steps that are left; the totals go to the summary."""
@@ -70,7 +70,9 @@ class Training:
         groups = await self._roll_out(step)
         rolled_out = time.perf_counter()
         advantages = [group_advantages([e.score for e in g], scale=self._spec.scale_rewards) for g in groups]
-        update = self._trainer.update(token_rows(groups, advantages, mask_truncated=self._spec.mask_truncated))
+        update = self._trainer.update(
+            token_rows(groups, advantages, mask_truncated=self._spec.mask_truncated)
+        )
         await self._policy.sync(version=step)
         ended = time.perf_counter()
         records = self._run.gather([episode.record() for group in groups for episode in group])
@@ -98,12 +100,14 @@ class Training:
         if not every or step % every:
             return {}
         entries = await evaluate(self._run, "grpo", step=step)
-        played = sum(entry["episodes"] for entry in entries)
-        success = sum(entry["success_rate"] * entry["episodes"] for entry in entries) / played
-        if self._best is None or success > self._best[0]:
-            self._best = (success, step)
-        by_env = {f"eval/{entry['env']}/success": entry["success_rate"] for entry in entries}
-        return {"eval/success": success} | by_env
+        rates = {
+            entry["env"]: entry["success_rate"] for entry in entries if entry["success_rate"] is not None
+        }
+        rewards = [entry["reward_mean"] for entry in entries if entry["reward_mean"] is not None]
+        score = fmean(rates.values()) if rates else fmean(rewards or [0.0])
+        if self._best is None or score > self._best[0]:
+            self._best = (score, step)
+        return {f"eval/{env}/success": rate for env, rate in rates.items()} | {"eval/score": score}
 
     def _checkpoint(self, step: int) -> None:
         spec = self._run.spec.checkpoint

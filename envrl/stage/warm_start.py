@@ -26,9 +26,7 @@ async def run(run: Run) -> None:
     policy = await run.policy()
     await fine_tune(run, spec)
     await policy.sync(version=policy.engine.weights_version + 1)
-    checkpoints.save_weights(
-        run.checkpoints / "warm_start", model=policy.model, tokenizer=policy.tokenizer
-    )
+    checkpoints.save_weights(run.checkpoints / "warm_start", model=policy.model, tokenizer=policy.tokenizer)
     await learning_signal(run)
 
 
@@ -64,7 +62,7 @@ def _accumulate(run: Run, policy: Policy, rows: list[TokenRow]) -> float:
             loss = supervised_loss(logprobs_BT, batch.mask_BT, normalizer=tokens)
         run.accelerator.backward(loss)
         total += loss.item()
-    policy.model.eval()
+    policy.model.train(False)
     return total
 
 

@@ -24,10 +24,20 @@ def model() -> Qwen3ForCausalLM:
     """A Qwen3 of 30,000 parameters whose logits are far from flat."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=16, max_position_embeddings=256,
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=256,
         tie_word_embeddings=True,
-        initializer_range=0.2, attn_implementation="sdpa", bos_token_id=None, eos_token_id=1, pad_token_id=0,
+        initializer_range=0.2,
+        attn_implementation="sdpa",
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
     )
     return Qwen3ForCausalLM(config).eval()
 
@@ -43,10 +53,28 @@ def tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture
 def spec() -> GrpoSpec:
     return GrpoSpec(
-        steps=10, num_generations=4, groups_per_step=2, learning_rate=1e-2, lr_schedule="constant",
-        warmup_steps=0, weight_decay=0.0, max_grad_norm=1.0, loss="dapo", clip_low=0.2, clip_high=0.28,
-        kl_coef=0.0, credit="episode", scale_rewards="group", mask_truncated=False, mismatch_cap=2.0,
-        micro_batch_tokens=64, temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, staleness=0,
+        steps=10,
+        num_generations=4,
+        groups_per_step=2,
+        learning_rate=1e-2,
+        lr_schedule="constant",
+        warmup_steps=0,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        loss="dapo",
+        clip_low=0.2,
+        clip_high=0.28,
+        kl_coef=0.0,
+        credit="episode",
+        scale_rewards="group",
+        mask_truncated=False,
+        mismatch_cap=2.0,
+        micro_batch_tokens=64,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        staleness=0,
     )
 
 

@@ -110,9 +110,19 @@ def test_chunks_of_the_vocabulary_change_neither_value_nor_gradient(
 def test_a_model_that_caps_its_logits(random_row: Callable[..., TokenRow]) -> None:
     torch.manual_seed(0)
     config = Gemma2Config(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, final_logit_softcapping=2.0, initializer_range=0.3,
-        attn_implementation="eager", pad_token_id=0, eos_token_id=1, bos_token_id=2,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        final_logit_softcapping=2.0,
+        initializer_range=0.3,
+        attn_implementation="eager",
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=2,
     )
     model: Any = Gemma2ForCausalLM(config).eval()
     row = random_row(random.Random(5))

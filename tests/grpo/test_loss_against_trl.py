@@ -28,12 +28,21 @@ CLIPS = {"clip_low": 0.2, "clip_high": 0.28}
 @pytest.fixture
 def theirs(model: Any, tokenizer: Any, tmp_path: Path) -> Any:
     args = trl.GRPOConfig(
-        output_dir=str(tmp_path), report_to="none", use_cpu=True, bf16=False, per_device_train_batch_size=4,
-        num_generations=2, max_completion_length=MAX_TOKENS, temperature=TEMPERATURE,
-        epsilon=CLIPS["clip_low"], epsilon_high=CLIPS["clip_high"],
+        output_dir=str(tmp_path),
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=4,
+        num_generations=2,
+        max_completion_length=MAX_TOKENS,
+        temperature=TEMPERATURE,
+        epsilon=CLIPS["clip_low"],
+        epsilon_high=CLIPS["clip_high"],
     )
     trainer = trl.GRPOTrainer(
-        model=copy.deepcopy(model), args=args, processing_class=tokenizer,
+        model=copy.deepcopy(model),
+        args=args,
+        processing_class=tokenizer,
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
         train_dataset=datasets.Dataset.from_dict({"prompt": ["w3"] * 4}),
     )
@@ -56,8 +65,9 @@ def _their_inputs(rows: list[TokenRow]) -> dict[str, Tensor]:
     """Prompts padded on the left, completions with tool masks padded on the right."""
     prompts = [row.mask_T.index(1) for row in rows]
     left, right = max(prompts), max(len(row.ids_T) - p for row, p in zip(rows, prompts, strict=True))
-    inputs: dict[str, list[list[int]]] = {name: [] for name in (
-        "prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")}
+    inputs: dict[str, list[list[int]]] = {
+        name: [] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
+    }
     for row, p in zip(rows, prompts, strict=True):
         before, after = left - p, right - (len(row.ids_T) - p)
         inputs["prompt_ids"].append([0] * before + row.ids_T[:p])
@@ -118,8 +128,14 @@ def test_loss_and_gradient_equal_trl(
         inputs["importance_sampling_ratio"] = _as_completion(ratio_BT, batch.rows, width)
         inputs["ref_per_token_logps"] = _as_completion(reference_BT, batch.rows, width)
     loss, metrics = policy_loss(
-        logprobs_BT, old_BT, ours.advantages_BT, ours.mask_BT, normalisation=normalisation,
-        normalizer=_normalizer(ours, normalisation), **CLIPS, **extra,
+        logprobs_BT,
+        old_BT,
+        ours.advantages_BT,
+        ours.mask_BT,
+        normalisation=normalisation,
+        normalizer=_normalizer(ours, normalisation),
+        **CLIPS,
+        **extra,
     )
     loss.backward()
     expected = theirs._compute_loss(theirs.model.train(), inputs)
@@ -141,8 +157,12 @@ def test_accumulated_micro_batches_equal_trls_whole_batch(theirs: Any, model: An
     for micro in micro_batches(batch.rows, max_tokens=48, pad_id=0):
         logprobs_BT, _ = token_logprobs(model, micro, temperature=TEMPERATURE)
         loss, _ = policy_loss(
-            logprobs_BT, logprobs_BT.detach(), micro.advantages_BT, micro.mask_BT,
-            normalizer=_normalizer(batch.ours, "dapo"), **CLIPS,
+            logprobs_BT,
+            logprobs_BT.detach(),
+            micro.advantages_BT,
+            micro.mask_BT,
+            normalizer=_normalizer(batch.ours, "dapo"),
+            **CLIPS,
         )
         loss.backward()
     _assert_equal_gradients(model, theirs.model)

@@ -10,9 +10,7 @@ from envrl.grpo.optimizer import adamw, lr_factor
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 3])
-@pytest.mark.parametrize(
-    ("schedule", "theirs"), [("constant", "constant_with_warmup"), ("cosine", "cosine")]
-)
+@pytest.mark.parametrize(("schedule", "theirs"), [("constant", "constant_with_warmup"), ("cosine", "cosine")])
 def test_schedules_equal_those_of_transformers(schedule: Any, theirs: str, warmup_steps: int) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = get_scheduler(theirs, optimizer, num_warmup_steps=warmup_steps, num_training_steps=12)

@@ -103,8 +103,10 @@ def test_metrics_of_an_engine_that_agrees(model: Any, spec: GrpoSpec, rows: list
 
 def test_the_importance_weight_enters_the_loss(model: Any, spec: GrpoSpec, rows: list[TokenRow]) -> None:
     agreeing = sampled(model, rows)
-    eager = [replace(r, logprobs_T=[x - 9 * m for x, m in zip(r.logprobs_T, r.mask_T, strict=True)])
-             for r in agreeing]
+    eager = [
+        replace(r, logprobs_T=[x - 9 * m for x, m in zip(r.logprobs_T, r.mask_T, strict=True)])
+        for r in agreeing
+    ]
     plain = trainer_of(model, spec, mismatch_cap=None).update(eager)
     capped = trainer_of(model, spec, mismatch_cap=2.0).update(eager)
     assert capped["mismatch/capped_fraction"] == 1
@@ -167,9 +169,7 @@ def test_activation_checkpointing_gives_the_same_step(
     assert plain.update(rows) == pytest.approx(saving.update(rows), rel=1e-5)
 
 
-def test_a_gradient_that_is_no_number_stops_the_run(
-    model: Any, spec: GrpoSpec, rows: list[TokenRow]
-) -> None:
+def test_a_gradient_that_is_no_number_stops_the_run(model: Any, spec: GrpoSpec, rows: list[TokenRow]) -> None:
     trainer = trainer_of(model, spec)
     before = weights(trainer)
     broken = [replace(rows[0], advantages_T=[math.nan * m for m in rows[0].mask_T])]

@@ -45,7 +45,10 @@ def test_each_turn_ends_in_a_trained_end_token(play: Any, chat: Any) -> None:
 
 def test_a_turn_cut_short_gets_its_end_token_untrained(play: Any, chat: Any) -> None:
     (episode,) = play(
-        "Guess", ["hm" * 90, call("crane")], "scheduler.max_turn_tokens=70", "scheduler.continue_on_length=true"
+        "Guess",
+        ["hm" * 90, call("crane")],
+        "scheduler.max_turn_tokens=70",
+        "scheduler.continue_on_length=true",
     )
     transcript, turn = episode.transcripts[0], episode.turns[0]
     assert turn.cut
@@ -183,7 +186,11 @@ def test_environments_that_block_overlap(play: Any) -> None:
 
 def test_a_step_past_its_deadline_breaks_the_episode(play: Any) -> None:
     (episode,) = play(
-        "Patient", [call("crane")], "scheduler.step_timeout_s=0.05", "rollout.retries=0", "rollout.max_error_rate=1"
+        "Patient",
+        [call("crane")],
+        "scheduler.step_timeout_s=0.05",
+        "rollout.retries=0",
+        "rollout.max_error_rate=1",
     )
     assert episode.stop is StopReason.ERROR
     assert "env custom, turn 1" in episode.error
@@ -206,4 +213,6 @@ def test_the_record_is_plain_data(play: Any) -> None:
 
     (episode,) = play("Guess", [call("crane")])
     record = json.loads(json.dumps(episode.record()))
-    assert {"env", "seed", "group", "stop", "reward", "rewards", "success", "messages", "turns"} <= set(record)
+    assert {"env", "seed", "group", "stop", "reward", "rewards", "success", "messages", "turns"} <= set(
+        record
+    )

@@ -1,0 +1,399 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+from transformers import MistralConfig, MistralForCausalLM
+
+from envrl.engine import Generation, GenerationStop, Sampling
+from envrl.engine.transformers import TransformersEngine
+from envrl.errors import ConfigError, EngineError
+
+
+def plain_logprobs(model, ids: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+    """What the model itself says of each next token."""
+    model.eval()
+    with torch.no_grad():
+        return (model(torch.tensor([ids])).logits[0].float() / temperature).log_softmax(-1)
+
+
+def tokens(rng: Random, most: int, least: int = 1) -> list[int]:
+    return [rng.randrange(48) for _ in range(rng.randint(least, most))]
+
+
+async def converse(engine, seed: int, *, prompt=None, turns: int = 3, pause: bool = False, name: str = ""):
+    """One episode; all its tokens, and each turn's start and generation."""
+    rng = Random(seed)
+    ids = list(prompt or tokens(rng, 40))
+    said: list[tuple[int, Generation]] = []
+    for turn in range(turns):
+        if pause:
+            await asyncio.sleep(rng.random() / 100)
+        sampling = Sampling(max_tokens=rng.randint(1, 9), seed=100 * seed + turn)
+        generation = await engine.generate(ids, sampling, episode=name or str(seed))
+        said.append((len(ids), generation))
+        ids = ids + generation.ids + tokens(rng, 20, least=0)
+    return ids, said
+
+
+async def generate_all(engine, prompts, sampling: Sampling) -> list[Generation]:
+    seeded = [replace(sampling, seed=sampling.seed + index) for index in range(len(prompts))]
+    requests = enumerate(zip(prompts, seeded, strict=True))
+    return await asyncio.gather(*(engine.generate(p, s, episode=f"e{i}") for i, (p, s) in requests))
+
+
+def assert_plain(model, conversations) -> None:
+    for ids, said in conversations:
+        expected = plain_logprobs(model, ids)
+        for start, generation in said:
+            assert ids[start : start + len(generation.ids)] == generation.ids
+            for index, (token, logprob) in enumerate(zip(generation.ids, generation.logprobs, strict=True)):
+                assert logprob == pytest.approx(expected[start + index - 1, token].item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("qwen3", {}),
+        ("qwen3", {"num_key_value_heads": 4, "tie_word_embeddings": False}),
+        ("llama", {"num_key_value_heads": 1}),
+        # Python looks at positions here, so there is no trace
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
+    ],
+)
+def test_logprobs_are_those_of_a_plain_forward(build, kind, changes, attention):
+    model = build(kind, attn_implementation=attention, **changes)
+    group = tokens(Random(5), 40, least=30)
+
+    async def play():
+        engine = TransformersEngine(model)
+        alone = (converse(engine, seed, pause=True) for seed in range(12))
+        together = (converse(engine, seed, prompt=group) for seed in range(12, 20))
+        return await asyncio.gather(*alone, *together)
+
+    conversations = asyncio.run(play())
+    assert (model.training, model.config._attn_implementation) == (True, attention)
+    assert_plain(model, conversations)
+
+
+def test_logprobs_are_under_the_temperature(model):
+    prompts = [tokens(Random(seed), 30) for seed in range(4)]
+    engine = TransformersEngine(model)
+    for temperature in (0.5, 1.7):
+        sampling = Sampling(max_tokens=6, temperature=temperature)
+        for prompt, answer in zip(prompts, asyncio.run(generate_all(engine, prompts, sampling)), strict=True):
+            expected = plain_logprobs(model, prompt + answer.ids, temperature)[len(prompt) - 1 : -1]
+            chosen = expected.gather(1, torch.tensor(answer.ids)[:, None])[:, 0]
+            assert answer.logprobs == pytest.approx(chosen.tolist(), abs=1e-4)
+
+
+def test_greedy_is_the_models_own_greedy(model):
+    prompts = [tokens(Random(seed), 40) for seed in range(6)]
+    answers = asyncio.run(
+        generate_all(TransformersEngine(model), prompts, Sampling(max_tokens=12, temperature=0))
+    )
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor([prompt])
+        mask = torch.ones_like(ids)
+        expected = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=12)
+        assert answer.ids == expected[0, len(prompt) :].tolist()
+        assert answer.logprobs == [0.0] * 12
+
+
+def test_a_later_turn_feeds_only_what_is_new(model):
+    async def play():
+        engine = TransformersEngine(model)
+        ids = list(range(40))
+        first = await engine.generate(ids, Sampling(max_tokens=5), episode="a")
+        fed = engine.fed
+        await engine.generate([*ids, *first.ids, 1, 2, 3], Sampling(max_tokens=1), episode="a")
+        return fed, engine.fed - fed
+
+    # the last sampled token of the first turn was never fed
+    assert asyncio.run(play()) == (40 + 4, 1 + 3)
+
+
+def test_reuse_gives_what_a_fresh_prefill_gives(model):
+    async def play(forget: bool):
+        engine = TransformersEngine(model)
+        ids, answers = tokens(Random(1), 40), []
+        for turn in range(4):
+            sampling = Sampling(max_tokens=7, seed=turn)
+            answers.append(await engine.generate(ids, sampling, episode="a"))
+            ids = ids + answers[-1].ids + tokens(Random(turn), 20)
+            if forget:
+                await engine.release("a")
+        return [answer.ids for answer in answers]
+
+    assert asyncio.run(play(forget=True)) == asyncio.run(play(forget=False))
+
+
+def test_a_rewritten_history_is_fed_again_from_where_it_differs(model):
+    history = list(range(40))
+    changed = [*history[:25], 7, 7, 7]
+
+    async def play():
+        engine = TransformersEngine(model)
+        await engine.generate(history, Sampling(max_tokens=3), episode="a")
+        fed = engine.fed
+        answer = await engine.generate(changed, Sampling(max_tokens=4), episode="a")
+        return answer, engine.fed - fed
+
+    answer, fed = asyncio.run(play())
+    assert fed == 3 + 3
+    assert_plain(model, [(changed + answer.ids, [(len(changed), answer)])])
+
+
+def test_a_common_prompt_is_fed_once(model):
+    prompt = tokens(Random(3), 40, least=40)
+    engine = TransformersEngine(model)
+    answers = asyncio.run(generate_all(engine, [prompt] * 8, Sampling(max_tokens=1)))
+    assert engine.fed == 40 + 7
+    assert len({answer.ids[0] for answer in answers}) > 1
+
+
+def test_a_shared_beginning_of_a_live_episode_is_copied(model):
+    prompt = tokens(Random(3), 40, least=40)
+
+    async def play():
+        engine = TransformersEngine(model)
+        await engine.generate(prompt, Sampling(max_tokens=1), episode="a")
+        fed = engine.fed
+        other = [*prompt[:30], 1, 2]
+        answer = await engine.generate(other, Sampling(max_tokens=3), episode="b")
+        return engine.fed - fed, (other + answer.ids, [(len(other), answer)])
+
+    fed, conversation = asyncio.run(play())
+    assert fed == 2 + 2
+    assert_plain(model, [conversation])
+
+
+def test_a_long_prompt_is_fed_in_pieces(build):
+    model = build(max_position_embeddings=2048)
+    prompts = [tokens(Random(seed), 1500, least=1200) for seed in range(3)]
+    engine = TransformersEngine(model)
+    answers = asyncio.run(generate_all(engine, prompts, Sampling(max_tokens=3)))
+    assert engine.passes > 3
+    assert_plain(model, [(p + a.ids, [(len(p), a)]) for p, a in zip(prompts, answers, strict=True)])
+
+
+def test_a_request_joins_a_running_batch(model):
+    async def play():
+        engine = TransformersEngine(model)
+        long = asyncio.create_task(engine.generate([1, 2], Sampling(max_tokens=200), episode="long"))
+        while engine.passes < 3:
+            await asyncio.sleep(0)
+        await engine.generate([3, 4], Sampling(max_tokens=2), episode="short")
+        joined = not long.done()
+        await long
+        return joined, engine.passes
+
+    joined, passes = asyncio.run(play())
+    assert joined
+    assert passes == 200
+
+
+def test_a_seeded_request_does_not_depend_on_its_company(model):
+    sampling = Sampling(max_tokens=12, seed=3, top_p=0.9)
+
+    async def play(company: int):
+        engine = TransformersEngine(model)
+        others = [converse(engine, seed, pause=True) for seed in range(company)]
+        mine = engine.generate([5, 6, 7], sampling, episode="mine")
+        return (await asyncio.gather(mine, *others))[0]
+
+    alone, among = asyncio.run(play(0)), asyncio.run(play(9))
+    assert alone.ids == among.ids
+    assert alone.logprobs == pytest.approx(among.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("max_batch", [None, 3])
+def test_the_same_requests_give_the_same_results(build, max_batch):
+    async def play():
+        engine = TransformersEngine(build(), max_batch=max_batch)
+        return await asyncio.gather(*(converse(engine, seed) for seed in range(10)))
+
+    assert asyncio.run(play()) == asyncio.run(play())
+
+
+def test_end_ids(build):
+    # every token ends the turn: the model's own two ids as eos, all others as stop
+    model = build()
+    model.generation_config.eos_token_id = [3, 4]
+    stop_ids = frozenset(range(48)) - {3, 4}
+    prompts = [[seed % 48, 1] for seed in range(120)]
+    engine = TransformersEngine(model)
+    answers = asyncio.run(generate_all(engine, prompts, Sampling(max_tokens=5, stop_ids=stop_ids)))
+    for answer in answers:
+        assert len(answer.ids) == 1
+        assert answer.stop is (GenerationStop.EOS if answer.ids[0] in (3, 4) else GenerationStop.STOP)
+    assert {answer.stop for answer in answers} == {GenerationStop.EOS, GenerationStop.STOP}
+
+
+def test_padding_may_be_the_end_token(build):
+    model = build(pad_token_id=3, eos_token_id=3)
+    prompts = [[3] * n + tokens(Random(n), 30) + [3] for n in range(6)]
+    answers = asyncio.run(generate_all(TransformersEngine(model), prompts, Sampling(max_tokens=9)))
+    assert_plain(model, [(p + a.ids, [(len(p), a)]) for p, a in zip(prompts, answers, strict=True)])
+
+
+def test_the_context_ends_a_turn_and_never_raises(build):
+    engine = TransformersEngine(build(max_position_embeddings=64))
+    prompts = [[1] * length for length in (1, 60, 63, 64, 70)]
+    answers = asyncio.run(generate_all(engine, prompts, Sampling(max_tokens=1000)))
+    assert [len(answer.ids) for answer in answers] == [63, 4, 1, 0, 0]
+    assert {answer.stop for answer in answers} == {GenerationStop.LENGTH}
+
+
+def test_cancelling_aborts_the_request(model):
+    async def play():
+        engine = TransformersEngine(model)
+        request = asyncio.create_task(engine.generate([1, 2], Sampling(max_tokens=400), episode="a"))
+        while engine.passes < 3:
+            await asyncio.sleep(0)
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+        passes = engine.passes
+        await asyncio.sleep(0.02)
+        again = await engine.generate([1, 2, 3], Sampling(max_tokens=4), episode="a")
+        return request.cancelled(), passes, engine.passes, again
+
+    cancelled, passes, later, again = asyncio.run(play())
+    assert cancelled
+    assert later == passes + 4
+    assert_plain(model, [([1, 2, 3, *again.ids], [(3, again)])])
+
+
+def test_releasing_a_running_episode_aborts_it(model):
+    async def play():
+        engine = TransformersEngine(model)
+        request = asyncio.create_task(engine.generate([1, 2], Sampling(max_tokens=400), episode="a"))
+        while engine.passes < 3:
+            await asyncio.sleep(0)
+        await engine.release("a")
+        await engine.release("unknown")
+        return await request
+
+    answer = asyncio.run(play())
+    assert answer.stop is GenerationStop.ABORT
+    assert len(answer.ids) == 3
+
+
+def test_loading_weights_waits_and_drops_what_is_cached(build):
+    model, other = build(), build()
+    for parameter in other.parameters():
+        parameter.data.mul_(1.1)
+
+    async def play():
+        engine = TransformersEngine(model)
+        running = asyncio.create_task(engine.generate([1, 2], Sampling(max_tokens=30), episode="a"))
+        while engine.passes < 3:
+            await asyncio.sleep(0)
+        loading = asyncio.create_task(engine.load_weights(other.named_parameters(), 7))
+        await asyncio.sleep(0)
+        queued = asyncio.create_task(engine.generate([1, 2], Sampling(max_tokens=5), episode="b"))
+        await loading
+        old = await running
+        ids = [1, 2, *old.ids]
+        return old, await queued, (ids, await engine.generate(ids, Sampling(max_tokens=5), episode="a"))
+
+    old, queued, (ids, new) = asyncio.run(play())
+    assert [old.weights_version, queued.weights_version, new.weights_version] == [0, 7, 7]
+    assert len(old.ids) == 30
+    assert_plain(other, [([1, 2, *queued.ids], [(2, queued)]), (ids + new.ids, [(len(ids), new)])])
+
+
+def test_loading_an_unknown_weight_names_it(model):
+    with pytest.raises(EngineError, match="nonsense"):
+        asyncio.run(TransformersEngine(model).load_weights([("nonsense", torch.zeros(1))], 1))
+
+
+def test_the_trainer_goes_on_with_the_same_module(model):
+    engine = TransformersEngine(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for version in range(1, 4):
+        model.train()
+        ids = torch.tensor([[1, 2, 3, 4, 5]])
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        asyncio.run(engine.load_weights(model.named_parameters(), version))
+        (answer,) = asyncio.run(generate_all(engine, [[1, 2, 3]], Sampling(max_tokens=6)))
+        assert model.training
+        assert model.config._attn_implementation == "sdpa"
+        assert answer.weights_version == version
+        assert_plain(model, [([1, 2, 3, *answer.ids], [(3, answer)])])
+
+
+def test_replaced_weights_are_noticed(build):
+    model = build(tie_word_embeddings=False)
+    engine = TransformersEngine(model)
+    asyncio.run(generate_all(engine, [[1, 2, 3]], Sampling(max_tokens=2)))
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    asyncio.run(engine.load_weights([], 1))
+    (answer,) = asyncio.run(generate_all(engine, [[1, 2, 3]], Sampling(max_tokens=6)))
+    assert_plain(model, [([1, 2, 3, *answer.ids], [(3, answer)])])
+
+
+def test_a_failing_pass_fails_all_and_the_engine_goes_on(model):
+    async def play():
+        engine = TransformersEngine(model)
+        good = [1, 2, 3]
+        both = [engine.generate(ids, Sampling(max_tokens=3), episode=str(ids)) for ids in (good, [1, 10_000])]
+        failures = await asyncio.gather(*both, return_exceptions=True)
+        return failures, await engine.generate(good, Sampling(max_tokens=3), episode="again")
+
+    failures, again = asyncio.run(play())
+    assert [type(failure) for failure in failures] == [EngineError, EngineError]
+    assert "index out of range" in str(failures[0])
+    assert "\n" not in str(failures[0])
+    assert_plain(model, [([1, 2, 3, *again.ids], [(3, again)])])
+
+
+def test_logits_that_are_not_finite_are_an_error(model):
+    engine = TransformersEngine(model)
+    asyncio.run(engine.start())
+    model.model.norm.weight.data.fill_(torch.nan)
+    for temperature in (0.0, 1.0):
+        with pytest.raises(EngineError, match="not finite"):
+            asyncio.run(generate_all(engine, [[1, 2]], Sampling(max_tokens=2, temperature=temperature)))
+
+
+def test_a_closed_engine_says_so(model):
+    async def play():
+        engine = TransformersEngine(model)
+        request = asyncio.create_task(engine.generate([1, 2], Sampling(max_tokens=400), episode="a"))
+        while engine.passes < 3:
+            await asyncio.sleep(0)
+        await engine.close()
+        assert (await request).stop is GenerationStop.ABORT
+        with pytest.raises(EngineError, match="closed"):
+            await engine.generate([1], Sampling(max_tokens=1), episode="b")
+
+    asyncio.run(play())
+
+
+def test_an_empty_prompt_is_refused(model):
+    with pytest.raises(EngineError, match="empty"):
+        asyncio.run(generate_all(TransformersEngine(model), [[]], Sampling(max_tokens=1)))
+
+
+def test_other_kinds_of_attention_are_refused(build):
+    layers = ["full_attention", "sliding_attention"]
+    with pytest.raises(ConfigError, match="vllm_mode"):
+        TransformersEngine(build(layer_types=layers, sliding_window=8, use_sliding_window=True))
+
+
+def test_a_window_that_only_attention_knows_of_is_refused():
+    config = MistralConfig(
+        vocab_size=48, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, sliding_window=8, max_position_embeddings=64,
+    )
+    engine = TransformersEngine(MistralForCausalLM(config))
+    with pytest.raises(ConfigError, match="vllm_mode"):
+        asyncio.run(engine.start())
