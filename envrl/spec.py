@@ -90,6 +90,8 @@ class TinySpec(Spec):
     num_key_value_heads: Positive
     head_dim: Positive
     max_position_embeddings: Positive
+    initializer_range: Rate
+    """Standard deviation of the drawn weights; narrow models learn sooner from wider ones."""
     vocab_size: Annotated[int, Field(ge=300)]
 
 
