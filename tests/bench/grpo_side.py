@@ -17,6 +17,7 @@ from typing import Any
 
 GROUPS, MEMBERS = 8, 8
 TURNS, TOKENS = 10, 512
+SEED = 1
 LEARNING_RATE = 1e-6
 """Small, so that both sides play with nearly the same weights to the end."""
 
@@ -65,7 +66,7 @@ def ours(parent: Parent, folder: Path, steps: int) -> None:
             *[f"model.name_or_path={folder / 'model'}", "scheduler.max_turn_tokens=null"],
             *[f"scheduler.max_turns={TURNS}", f"scheduler.max_tokens={TOKENS}", "scheduler.after_done=speak"],
             *[f"grpo.groups_per_step={GROUPS}", f"grpo.num_generations={MEMBERS}", f"grpo.steps={steps}"],
-            *[f"grpo.learning_rate={LEARNING_RATE}", "checkpoint.every=null"],
+            *[f"grpo.learning_rate={LEARNING_RATE}", "checkpoint.every=null", f"seed={SEED}"],
         ]
     )
     parent.wait()
@@ -119,7 +120,7 @@ def trl(parent: Parent, folder: Path, steps: int, *, lake: str = "TrlLake") -> N
     fields = {**qwen3_template["fields"], "content": content}
     tokenizer.response_template = {**qwen3_template, "start_anchor": "<|assistant|>", "fields": fields}
     rules = [{"role": "user", "content": FrozenLake().instructions(Face.TOOL) + "\n\n"}]
-    seeds = [task_seed(1, "train", group) for group in range(GROUPS * steps)]
+    seeds = [task_seed(SEED, "train", group) for group in range(GROUPS * steps)]
     GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32),
         processing_class=tokenizer,
