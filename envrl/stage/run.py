@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from envrl.engine.base import Engine, Sampling
 from envrl.engine.transformers import TransformersEngine
@@ -66,6 +67,7 @@ class Run:
         self.tracker = tracker
         self.progress = progress
         self._policy: Policy | None = None
+        disable_progress_bar()  # transformers' bars would tear ours
         torch.set_num_threads(spec.threads)
         torch.manual_seed(derive(spec.seed, "torch"))
 
