@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+import threading
 import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from envrl.errors import EnvrlError, StageError
-from envrl.progress import Progress
 from envrl.report.table import table
 from envrl.rundir import is_main, open_run
 from envrl.spec import RunSpec
 from envrl.summary import Summary
-from envrl.tracking import Tracker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 log = logging.getLogger("envrl")
 
@@ -26,49 +33,85 @@ def run(spec: RunSpec) -> Summary:
     """Runs, resumes, or, where it is finished, just shows a run; returns its summary.
 
     Raises ConfigError where the run directory holds another run, StageError where a stage fails; the
-    summary then says so, and what was done stays.
+    summary then says so, and what was done stays. Every rank of a launch calls it.
     """
-    directory = open_run(spec)
-    summary = Summary.read(directory) or Summary(spec.digest)
+    summary = _shared(_opened(spec) if is_main() else None)
     console = Console(quiet=not is_main())
     if summary.status == "ok" and len(summary.stages) == len(spec.stages):
-        console.print(f"{directory} is finished; resume=never runs it again")
+        console.print(f"{spec.output_dir} is finished; resume=never runs it again")
     else:
-        _run_stages(spec, directory, summary)
+        _run_stages(spec, summary)
     if summary.evaluations:
         console.print(table(summary))
-    if (directory / "report.html").exists():
-        console.print(f"report: {directory / 'report.html'}", soft_wrap=True)
+    if (spec.output_dir / "report.html").exists():
+        console.print(f"report: {spec.output_dir / 'report.html'}", soft_wrap=True)
     return summary
 
 
-def _run_stages(spec: RunSpec, directory: Path, summary: Summary) -> None:
+def _opened(spec: RunSpec) -> Summary:
+    return Summary.read(open_run(spec)) or Summary(spec.digest)
+
+
+def _shared(summary: Summary | None) -> Summary:
+    """The main process's summary, on every rank: what is done already is for one of them to say."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from accelerate import PartialState
+        from accelerate.utils import broadcast_object_list
+
+        PartialState(cpu=not _has_gpu())
+        (summary,) = broadcast_object_list([summary])
+    assert summary is not None
+    return summary
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _run_stages(spec: RunSpec, summary: Summary) -> None:
     summary.status, summary.error = "running", None
-    handler = _log_file(directory)
+    with _log_file(spec.output_dir):
+        try:
+            _finish(_stages(spec, summary))
+            summary.status = "ok"
+        except BaseException as error:
+            summary.status = "failed"
+            summary.error = f"{type(error).__name__}: {error}".rstrip(": ")
+            log.exception("the run failed")
+            if isinstance(error, StageError) or not isinstance(error, Exception):
+                raise
+            where = (
+                ""
+                if isinstance(error, EnvrlError)
+                else f"; the traceback is in {spec.output_dir / 'run.log'}"
+            )
+            raise StageError(f"{summary.error}{where}") from error
+        finally:
+            _save(summary, spec.output_dir)
+
+
+def _finish(walk: Coroutine[Any, Any, None]) -> None:
+    """Runs the walk in an event loop of its own, in a thread where the caller has one (a notebook)."""
     try:
-        asyncio.run(_stages(spec, directory, summary))
-        summary.status = "ok"
-    except BaseException as error:
-        summary.status = "failed"
-        summary.error = f"{type(error).__name__}: {error}".rstrip(": ")
-        log.exception("the run failed")
-        if isinstance(error, EnvrlError) or not isinstance(error, Exception):
-            raise
-        raise StageError(f"{summary.error}; the traceback is in {directory / 'run.log'}") from error
-    finally:
-        _save(summary, directory)
-        log.removeHandler(handler)
-        handler.close()
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(walk)
+    else:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, walk).result()
 
 
-async def _stages(spec: RunSpec, directory: Path, summary: Summary) -> None:
+async def _stages(spec: RunSpec, summary: Summary) -> None:
     """The walk itself. Heavy modules are imported when the first stage needs them."""
-    from envrl.stage.run import Run
+    from envrl.stage.base import Run
 
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    run = Run(spec, directory, summary, Tracker(directory, writes=is_main()), Progress())
+    if threading.current_thread() is threading.main_thread():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    run = Run(spec, summary)
     try:
         for stage in spec.stages[len(summary.stages) :]:
             log.info("stage %s", stage)
@@ -76,7 +119,7 @@ async def _stages(spec: RunSpec, directory: Path, summary: Summary) -> None:
             await import_module(f"envrl.stage.{stage}").run(run)
             summary.stages.append(stage)
             summary.stage_s[stage] = summary.stage_s.get(stage, 0.0) + time.perf_counter() - started
-            _save(summary, directory)
+            _save(summary, spec.output_dir)
     finally:
         await run.close()
 
@@ -86,10 +129,17 @@ def _save(summary: Summary, directory: Path) -> None:
         summary.write(directory)
 
 
-def _log_file(directory: Path) -> logging.Handler:
-    """run.log, which gets everything that envrl logs."""
-    handler = logging.FileHandler(directory / "run.log", encoding="utf-8")
+@contextmanager
+def _log_file(directory: Path) -> Iterator[None]:
+    """run.log, which gets everything that the main process logs under `envrl`."""
+    handler = (
+        logging.FileHandler(directory / "run.log", encoding="utf-8") if is_main() else logging.NullHandler()
+    )
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
-    return handler
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()

@@ -20,6 +20,7 @@ from envrl.env.base import Environment, checked_arguments, has_solver, tool_name
 from envrl.errors import ConfigError, unknown
 from envrl.importing import load_object, load_plugin
 from envrl.reward import resolve
+from envrl.rollout.tasks import HELD_OUT_EVERY
 from envrl.scheduler.base import Scheduler
 from envrl.spec import Backend, EnvSpec, RunSpec, SchedulerKind, Stage
 
@@ -47,9 +48,9 @@ def _names(spec: RunSpec) -> Iterator[str]:
         yield f"name: must be one folder name (got {spec.name!r}); mend: name=..., or output_dir=<path>"
     if spec.output_dir.exists() and not spec.output_dir.is_dir():
         yield f"output_dir: a file is there (got {str(spec.output_dir)!r}); mend: output_dir=<new folder>"
-    if spec.resume not in ("auto", "never") and not Path(spec.resume).exists():
+    if spec.resume not in ("auto", "never") and not (Path(spec.resume) / "trainer.pt").is_file():
         wrong = unknown("resume", spec.resume, ["auto", "never"])
-        yield f"{wrong}; there is no such checkpoint either; mend: resume=auto|never|<checkpoint>"
+        yield f"{wrong}; no checkpoint of training is there either; mend: resume=auto|never|<.../step-N>"
 
 
 def _unbuilt(spec: RunSpec) -> Iterator[str]:
@@ -147,16 +148,21 @@ def _dataset(key: str, path: Path, spec: RunSpec, cls: type[Environment]) -> Ite
         with path.expanduser().open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 rows += bool(line.strip())
-                if line.strip() and (wrong := _row(line, spec.env, cls)):
+                if line.strip() and (wrong := _row(line, key, spec.env, cls)):
                     yield f"{what}: row {rows} (line {number} of {path}): {wrong}; {mend}"
     except (OSError, UnicodeDecodeError) as error:
         yield f"{what}: cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}; {mend}"
     else:
         if rows == 0:
             yield f"{what}: {str(path)!r} has no rows; {mend}"
+        elif rows < HELD_OUT_EVERY and Stage.EVALUATE in spec.stages:
+            yield (
+                f"{what}: every {HELD_OUT_EVERY}th row is held out for evaluation, and {str(path)!r} has "
+                f"{rows} rows; mend: more rows, or stages=[...] without evaluate"
+            )
 
 
-def _row(line: str, envs: Mapping[str, EnvSpec], cls: type[Environment]) -> str | None:
+def _row(line: str, key: str, envs: Mapping[str, EnvSpec], cls: type[Environment]) -> str | None:
     """What is wrong with one row."""
     try:
         row = json.loads(line)
@@ -164,12 +170,13 @@ def _row(line: str, envs: Mapping[str, EnvSpec], cls: type[Environment]) -> str 
         return f"not JSON: {error}"
     if not isinstance(row, dict):
         return f"not a JSON object (got {line.strip()[:40]})"
-    if "environment" in row and row["environment"] not in envs:
-        return f"environment {row['environment']!r} is none of {', '.join(envs)}"
+    if row.get("environment", key) != key:
+        known = f"this is the dataset of {key}; known: {', '.join(envs)}"
+        return f"environment is {row['environment']!r}, and {known}"
     if not isinstance(row.get("seed", 0), int | None):
         return f"seed must be an integer (got {row['seed']!r})"
-    if not _are_messages(row.get("messages", [{"role": ""}])):
-        return f"messages must be a list of objects with a role (got {row['messages']!r:.40})"
+    if "messages" in row and not _are_messages(row["messages"]):
+        return f"messages must be a list of objects with role and content (got {row['messages']!r:.40})"
     ours = ("seed", "messages", "environment")
     try:
         inspect.signature(cls.reset).bind(None, seed=0, **{k: row[k] for k in row if k not in ours})
@@ -179,7 +186,9 @@ def _row(line: str, envs: Mapping[str, EnvSpec], cls: type[Environment]) -> str 
 
 
 def _are_messages(value: Any) -> bool:
-    return bool(value) and isinstance(value, list) and all(isinstance(m, dict) and "role" in m for m in value)
+    if not (value and isinstance(value, list)):
+        return False
+    return all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
 
 
 def _scheduler(spec: RunSpec) -> Iterator[str]:

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from envrl.errors import ConfigError
-from envrl.spec import RunSpec, digest
+from envrl.spec import UNDIGESTED, RunSpec, digest
+from envrl.tracking import write_whole
 
 
 def is_main() -> bool:
@@ -19,28 +20,32 @@ def is_main() -> bool:
 
 
 def open_run(spec: RunSpec) -> Path:
-    """Makes the run directory, or takes up one that holds the same spec.
+    """Makes the run directory, or takes up one that holds the same spec. The main process calls it.
 
     `resume=never` moves an older directory aside. Raises ConfigError where the directory holds
     another run.
     """
     directory = spec.output_dir
-    if not is_main():
-        return directory
-    if spec.resume == "never":
-        _move_aside(directory)
-    elif directory.exists():
-        _refuse_foreign(directory, spec)
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "spec.yaml").write_text(
-        yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True), "utf-8"
-    )
+    try:
+        if spec.resume == "never":
+            _move_aside(directory)
+        elif directory.exists():
+            _refuse_foreign(directory, spec)
+        directory.mkdir(parents=True, exist_ok=True)
+        dumped = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        write_whole(directory / "spec.yaml", dumped)
+    except OSError as error:
+        raise ConfigError(f"output_dir={directory}: {error.strerror}; give another output_dir=…") from error
     return directory
 
 
 def _move_aside(directory: Path) -> None:
     if not directory.exists():
         return
+    if Path.cwd().is_relative_to(directory.resolve()):
+        raise ConfigError(
+            f"output_dir={directory}: the working directory is in it; give another output_dir=…"
+        )
     free = next(p for n in count(1) if not (p := directory.with_name(f"{directory.name}.old-{n}")).exists())
     directory.rename(free)
 
@@ -86,5 +91,4 @@ def _differences(old: Any, new: Any, path: str = "") -> list[tuple[str, Any, Any
             for key in keys
             for difference in _differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))
         ]
-    undigested = path in {"name", "output_dir", "resume", "tracker"} or path.startswith("sweep")
-    return [] if old == new or undigested else [(path, old, new)]
+    return [] if old == new or path.partition(".")[0] in UNDIGESTED else [(path, old, new)]

@@ -73,7 +73,7 @@ class EnvSpec(Spec):
     scheduler: SchedulerKind | None = None
     """Overrides the scheduler's kind here."""
     dataset: Path | None = None
-    """A JSON-lines file; each row goes to `reset(**row)`."""
+    """A JSON-lines file; each row goes to `reset(**row)`. Every tenth row is held out for evaluation."""
     prompt: str | None = None
     """Replaces the environment's own instructions."""
     reward: list[str] = ["env"]
@@ -136,6 +136,10 @@ class VllmModeSpec(Spec):
     """Which engine samples: none is transformers, in the trainer's process and on its weights."""
 
     kind: Literal["none", "colocate", "server"]
+    launch: bool = False
+    """Not built yet."""
+    gpus: list[int] | None = None
+    """Not built yet."""
 
 
 class RewardSpec(Spec):
@@ -196,6 +200,7 @@ class GrpoSpec(Spec):
     loss: Literal["dapo", "grpo", "bnpo", "dr_grpo"]
     clip_low: Rate
     clip_high: Rate
+    """Of the ratio to the policy that the update began with; idle while a batch is used for one update."""
     kl_coef: Annotated[float, Field(ge=0)]
     credit: Literal["episode", "turn"]
     scale_rewards: Literal["group", "none"]
@@ -290,10 +295,10 @@ class RunSpec(Spec):
         return self.scheduler.model_copy(update={k: v for k, v in changes.items() if v is not None})
 
 
-_UNDIGESTED = {"name", "output_dir", "resume", "tracker", "sweep"}
+UNDIGESTED = {"name", "output_dir", "resume", "tracker", "sweep"}
 
 
 def digest(spec: dict[str, Any]) -> str:
     """Digest of a spec as plain data."""
-    judged = {key: value for key, value in spec.items() if key not in _UNDIGESTED}
+    judged = {key: value for key, value in spec.items() if key not in UNDIGESTED}
     return sha256(json.dumps(judged, sort_keys=True).encode()).hexdigest()

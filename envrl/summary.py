@@ -88,6 +88,10 @@ class Summary:
         others = [other for other in self.evaluations if _identity(other) != _identity(evaluation)]
         self.evaluations = [*others, evaluation]
 
+    def rewind(self, step: int) -> None:
+        """Forgets evaluations made in training after a step that is about to be taken again."""
+        self.evaluations = [e for e in self.evaluations if e.get("step", 0) <= step]
+
 
 def machine(accelerator: str | None = None) -> dict[str, str]:
     """Where a run ran, and with which versions. Imports none of them."""

@@ -131,5 +131,5 @@ def test_a_checkpoint_can_be_evaluated_with_samples() -> None:
         )  # fmt: skip
     )
     (evaluation,) = run(spec).evaluations
-    assert evaluation["label"] == "untrained"
+    assert evaluation["label"] == "warm_start"
     assert set(evaluation["pass_at_k"]) == {"1", "2", "4"}

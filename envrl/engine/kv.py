@@ -10,7 +10,8 @@ H heads, K key-value heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from operator import add
 
@@ -24,68 +25,100 @@ _BLOCK = 64
 _SMALL = 64 << 20
 """Bytes that are kept for the next episodes: fresh pages cost a small model a tenth of its time."""
 
+_UNBOUNDED = 1 << 62
+
+
+def spare_bytes(device: torch.device) -> int:
+    """What a cache may take where nobody said: half of what a GPU has left, a quarter of a CPU's memory.
+
+    The latter is of all memory, not of what is free, so that the same run seats the same requests.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return (free + unused) // 2
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+
 
 class KVCache:
-    """Storage of shape layers x slots x K x L x D, one tensor for keys and one for values.
+    """Storage of shape slots x K x L x D, in every layer one tensor for keys and one for values.
 
-    It is made at the first pass, when the model shows the shapes, and only grows until it is freed.
+    A layer's is made when the model first shows its shape, and only grows until it is freed; layers grow one
+    after the other, so that but one of them is ever held twice.
     """
 
-    def __init__(self, layers: int) -> None:
-        self.layers = layers
+    def __init__(self, sizes: dict[int, int], budget: Callable[[], int] = lambda: _UNBOUNDED) -> None:
+        self._sizes = sizes
+        """Bytes of a position, by layer: as far as any cache of this model has seen."""
+        self._budget = budget
+        self._most = _UNBOUNDED
+        """The budget in bytes, as of when there last was no storage."""
         self._slots = 0
         self._length = 0
-        self._tensors: tuple[Tensor, Tensor] | None = None
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that is held now."""
+        return sum(keys.nbytes + values.nbytes for keys, values in self._layers.values())
+
+    def room(self, length: int) -> int:
+        """How many slots of so many positions may be reserved; one may be in any case."""
+        if not self._layers:
+            self._most = self._budget()
+        slot_bytes = sum(self._sizes.values()) * _padded(max(length, self._length))
+        return max(self._most // max(slot_bytes, 1), 1)
 
     def reserve(self, slots: int, length: int) -> None:
-        """Makes room for so many slots of so many positions."""
+        """Makes room for so many slots of so many positions; what lies in later slots may be lost."""
         if slots <= self._slots and length <= self._length:
             return
-        if slots > self._slots:
-            self._slots = max(slots, self._slots * 3 // 2)
         if length > self._length:
-            self._length = -(-max(length, self._length * 3 // 2) // _BLOCK) * _BLOCK
-        if self._tensors is not None:
-            keys, values = self._tensors
-            self._tensors = self._grown(keys), self._grown(values)
+            roomy = _padded(max(length, self._length * 3 // 2))
+            self._length = roomy if slots <= self.room(roomy) else _padded(length)
+        wished = max(slots, self._slots * 3 // 2) if slots > self._slots else self._slots
+        self._slots = max(slots, min(wished, self.room(self._length)))
+        for index, (keys, values) in self._layers.items():
+            self._layers[index] = self._grown(keys), self._grown(values)
 
     def move(self, old: Sequence[int], new: Sequence[int], length: int) -> None:
         """Copies the first positions of some slots over those of others, all at once."""
-        if self._tensors is None:
-            return
         taken = set(new)
-        for tensor in self._tensors:
-            part = tensor[:, :, :, :length]
+        # a place beyond the storage was only just given away: there is nothing in it
+        moves = [(source, target) for source, target in zip(old, new, strict=True) if source < self._slots]
+        for tensor in (tensor for pair in self._layers.values() for tensor in pair):
+            part = tensor[:, :, :length]
             # row by row is faster than by index; what another move overwrites is set aside first
-            sources = [part[:, place].clone() if place in taken else part[:, place] for place in old]
-            for place, source in zip(new, sources, strict=True):
-                part[:, place].copy_(source)
+            rows = [part[source].clone() if source in taken else part[source] for source, _ in moves]
+            for (_, target), row in zip(moves, rows, strict=True):
+                part[target].copy_(row)
 
     def layer(self, index: int, keys_NKD: Tensor, values_NKD: Tensor) -> tuple[Tensor, Tensor]:
         """Storage of one layer; new keys and values show what it has to look like."""
-        if self._tensors is None:
-            self._tensors = self._made(keys_NKD), self._made(values_NKD)
-        return self._tensors[0][index], self._tensors[1][index]
+        if index not in self._layers:
+            self._sizes[index] = keys_NKD[0].nbytes + values_NKD[0].nbytes
+            self._layers[index] = self._made(keys_NKD), self._made(values_NKD)
+        return self._layers[index]
 
     def clear(self) -> None:
         """Frees the memory."""
         self._slots = self._length = 0
-        self._tensors = None
+        self._layers = {}
 
     def rest(self) -> None:
         """Frees the memory when nothing in it is needed, unless that is too little to be worth it."""
-        if self._tensors is not None and sum(tensor.nbytes for tensor in self._tensors) > _SMALL:
+        if self.nbytes > _SMALL:
             self.clear()
 
     def _made(self, like_NKD: Tensor) -> Tensor:
         # zeros: what was never written is masked, but 0 x nan would still be nan
         _, heads, size = like_NKD.shape
-        return like_NKD.new_zeros(self.layers, self._slots, heads, self._length, size)
+        return like_NKD.new_zeros(self._slots, heads, self._length, size)
 
     def _grown(self, tensor: Tensor) -> Tensor:
-        layers, slots, heads, length, size = tensor.shape
-        grown = tensor.new_zeros(layers, self._slots, heads, self._length, size)
-        grown[:, :slots, :, :length] = tensor
+        slots, heads, length, size = tensor.shape
+        grown = tensor.new_zeros(self._slots, heads, self._length, size)
+        grown[:slots, :, :length] = tensor[: self._slots]
         return grown
 
 
@@ -155,8 +188,9 @@ class _Block:
             self.gather = (steps_T < counts_M1).flatten().nonzero()[:, 0].to(device)
         # kernels like lengths that are multiples of eight; the storage's length is one
         self.length = -(-max(map(add, cached, counts)) // 8) * 8
-        unseen_MTL = torch.arange(self.length) > positions_MT[..., None]
-        self.mask_MTL = torch.zeros(unseen_MTL.shape).masked_fill_(unseen_MTL, -torch.inf).to(device)
+        # the mask is the one large thing here: it is made where it is needed
+        unseen_MTL = torch.arange(self.length, device=device) > positions_MT.to(device)[..., None]
+        self.mask_MTL = torch.zeros(unseen_MTL.shape, device=device).masked_fill_(unseen_MTL, -torch.inf)
         self.mask: Tensor | None = None
 
     def attend(self, query_NHD: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
@@ -189,3 +223,7 @@ class _Block:
         scores = torch.baddbmm(self.mask, query, keys.flatten(0, 1).mT, alpha=scale)
         weights = scores.softmax(-1, dtype=torch.float32).to(values.dtype)
         return torch.bmm(weights, values.flatten(0, 1)).view(rows, -1, size)
+
+
+def _padded(length: int) -> int:
+    return -(-length // _BLOCK) * _BLOCK

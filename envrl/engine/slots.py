@@ -42,6 +42,12 @@ class Slots:
         self._sorted: list[tuple[tuple[list[int], int], Slot]] = []
         self._serial = count()
 
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def __contains__(self, episode: str) -> bool:
+        return episode in self._episodes
+
     def seat(self, episode: str, ids: list[int]) -> Slot | None:
         """The episode's slot, holding as much of `ids` as is known; None where waiting a pass pays.
 
@@ -63,8 +69,23 @@ class Slots:
             return
         self._sorted.pop(bisect(self._sorted, slot.key, key=lambda entry: entry[0]) - 1)
         self.places[slot.place] = None
-        while self.places and self.places[-1] is None:
-            self.places.pop()
+        self._trim()
+
+    def evict(self, room: int, *, but: str = "") -> bool:
+        """Forgets idle episodes, the shortest first, until `room` slots are left; False where that fails."""
+        kept = {*self.copies.values(), self._episodes.get(but)}
+        idle = [e for e in self._episodes.items() if not e[1].busy and e[1] not in kept]
+        excess = len(self._episodes) - room
+        if excess > 0:
+            for episode, _ in sorted(idle, key=lambda entry: entry[1].cached)[:excess]:
+                self.free(episode)
+        return len(self._episodes) <= room
+
+    def pack(self) -> list[tuple[int, Slot]]:
+        """Leaves no place empty between others; returns what `arrange` returns."""
+        moved = self.arrange([slot for slot in self.places if slot is not None])
+        self._trim()
+        return moved
 
     def arrange(self, *blocks: Sequence[Slot]) -> list[tuple[int, Slot]]:
         """Gives the first block the first places, the next block the next ones, in any order inside a block.
@@ -125,6 +146,10 @@ class Slots:
             if shared > best[1]:
                 best = (slot, shared)
         return best
+
+    def _trim(self) -> None:
+        while self.places and self.places[-1] is None:
+            self.places.pop()
 
     def _vacancy(self) -> int:
         if len(self._episodes) == len(self.places):

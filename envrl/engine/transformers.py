@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import compress
 from random import Random
@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from envrl.engine.base import Engine, Generation, GenerationStop, Sampling
 from envrl.engine.forward import Forward
-from envrl.engine.kv import KVCache, Pass
+from envrl.engine.kv import KVCache, Pass, spare_bytes
 from envrl.engine.sample import sample
 from envrl.engine.slots import Slot, Slots
 from envrl.errors import EngineError, EnvrlError
@@ -55,6 +55,10 @@ class _Request:
 class TransformersEngine(Engine):
     """Samples from `model` and shares its weights; at most `max_batch` requests run at once.
 
+    Every pass runs under a fresh `autocast()`, the trainer's. Keys and values take `kv_cache_gib`, by
+    default half of the GPU memory that is free when a rollout begins: where they do not fit, requests
+    queue, and episodes that wait for their environment are fed again later.
+
     While a request is outstanding the module belongs to the engine; before the last one is answered it is
     given back in the mode that it was found in. Raises ConfigError for a model whose layers are not
     all plain causal attention.
@@ -65,16 +69,26 @@ class TransformersEngine(Engine):
     fed: int
     """Tokens that they fed: prompts, observations and sampled ones, each at most once per cache."""
 
-    def __init__(self, model: PreTrainedModel, *, max_batch: int | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        max_batch: int | None = None,
+        kv_cache_gib: float | None = None,
+        autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         config = model.config.get_text_config(decoder=True)
         self.model = model
+        self._forward = Forward(model, autocast)
         self.max_context = config.max_position_embeddings
         self.passes = self.fed = 0
-        self._forward = Forward(model)
         self._max_batch = max_batch or 1 << 30
         eos = model.generation_config.eos_token_id if model.generation_config else config.eos_token_id
         self._eos = frozenset([eos] if isinstance(eos, int) else eos or [])
-        self._cache = KVCache(self._forward.layers)
+        self._cache = KVCache(
+            self._forward.sizes,
+            lambda: spare_bytes(model.device) if kv_cache_gib is None else int(kv_cache_gib * 2**30),
+        )
         self._slots = Slots()
         self._waiting: deque[_Request] = deque()
         self._running: list[_Request] = []
@@ -88,8 +102,7 @@ class TransformersEngine(Engine):
     async def start(self) -> None:
         """See Engine. Raises ConfigError for a model that it cannot run."""
         try:
-            with torch.inference_mode():
-                self._forward.borrow()
+            self._forward.borrow()
         finally:
             self._forward.give_back()
 
@@ -150,6 +163,7 @@ class TransformersEngine(Engine):
             self._finish(request, GenerationStop.ABORT)
         self._slots = Slots()
         self._cache.clear()
+        self._forward.give_back()
 
     # --- the loop ---------------------------------------------------------------------------
 
@@ -175,8 +189,12 @@ class TransformersEngine(Engine):
 
     def _admit(self) -> bool:
         """Seats whoever can be seated; False when nothing runs."""
+        if not self._running and not self._calls():
+            return False
+        self._forward.borrow()
+        self._make_room()
         late = []
-        while self._waiting and not self._held and len(self._running) < self._max_batch:
+        while self._calls() and len(self._running) < self._max_batch and self._fits(self._waiting[0]):
             request = self._waiting.popleft()
             slot = self._slots.seat(request.episode, request.ids)
             if slot is None:
@@ -186,6 +204,24 @@ class TransformersEngine(Engine):
                 self._running.append(request)
         self._waiting.extendleft(reversed(late))
         return bool(self._running)
+
+    def _calls(self) -> bool:
+        """Whether the first in the queue may be seated; what has begun ends before anything else happens."""
+        return bool(self._waiting) and (not self._held or bool(self._waiting[0].logprobs))
+
+    def _fits(self, request: _Request) -> bool:
+        """Whether memory is left for it; episodes that wait for their environment give way."""
+        room = self._cache.room(_longest([request, *self._running]))
+        new = request.episode not in self._slots
+        return len(self._running) < room and self._slots.evict(room - new, but=request.episode)
+
+    def _make_room(self) -> None:
+        """Where rows outgrow the memory, those seated last queue again, in front; what they sampled stays."""
+        while len(self._running) > (room := self._cache.room(_longest(self._running))):
+            request = self._running.pop()
+            self._waiting.appendleft(request)
+            self._slots.free(request.episode)
+        self._slots.evict(room)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """A pass that raised fails everyone who waits; the engine starts afresh with the next request."""
@@ -200,14 +236,16 @@ class TransformersEngine(Engine):
                 request.future.set_exception(_failure(error))
         self._slots = Slots()
         self._cache.clear()
+        self._forward.give_back()
 
     @asynccontextmanager
     async def _drained(self) -> AsyncIterator[None]:
         """Nothing runs inside; new requests queue meanwhile."""
         self._held += 1
         try:
-            while self._running and self._task is not None:
+            while self._task is not None and (self._running or any(r.logprobs for r in self._waiting)):
                 await asyncio.wait([self._task])
+            self._forward.give_back()  # those who queue by now are seated later
             yield
         finally:
             self._held -= 1
@@ -219,7 +257,6 @@ class TransformersEngine(Engine):
     @torch.inference_mode()
     def _step(self) -> None:
         """One forward pass, and a token for every row that has fed all it had."""
-        self._forward.borrow()
         singles, several = self._choose()
         self._place(singles, several)
         rows = singles + several
@@ -260,6 +297,8 @@ class TransformersEngine(Engine):
     def _place(self, singles: list[_Request], several: list[_Request]) -> None:
         """Moves their slots to the front of the cache and sorts them as they lie."""
         longest = max(min(len(r.ids), r.slot.cached + _CHUNK) for r in singles + several)
+        if len(self._slots.places) > self._cache.room(longest):
+            self._transfer(self._slots.pack())
         self._cache.reserve(len(self._slots.places), longest)
         self._transfer([(donor.place, slot) for slot, donor in self._slots.copies.items()])
         self._slots.copies.clear()
@@ -304,6 +343,10 @@ class TransformersEngine(Engine):
             self._waiting.remove(request)
         if not self._running and not self._waiting:
             self._forward.give_back()
+
+
+def _longest(requests: Iterable[_Request]) -> int:
+    return max((len(request.ids) for request in requests), default=0)
 
 
 def _failure(error: BaseException) -> Exception:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from random import Random
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, Literal, Self, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
@@ -60,8 +60,14 @@ class Environment(ABC):
     success: bool | None = None
     """Whether the task is solved; None where that has no meaning."""
 
-    def __init__(self) -> None:
-        self.metrics: dict[str, float] = {}
+    metrics: dict[str, float]
+    """Logged per environment (greens, invalid moves, …)."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """A subclass need not call super().__init__()."""
+        self = super().__new__(cls)
+        self.metrics = {}
+        return self
 
     @abstractmethod
     def instructions(self, face: Face) -> str:

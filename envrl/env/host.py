@@ -39,11 +39,9 @@ class Host:
         self._closed = False
         self._worker: _Worker | None = None
 
-    async def reset(self, *, timeout_s: float | None, **row: Any) -> Any:
-        """Starts an episode. Raises StepTimeout and whatever the environment raises."""
-        return await self.call(self.environment.reset, timeout_s=timeout_s, **row)
-
-    async def call(self, method: Callable[..., Any], /, *, timeout_s: float | None, **arguments: Any) -> Any:
+    async def call(
+        self, method: Callable[..., Any], timeout_s: float | None, /, *args: Any, **arguments: Any
+    ) -> Any:
         """Runs one bound method of the environment. Raises StepTimeout and whatever the method raises.
 
         A deadline cannot interrupt a method that runs inline: one that may take long has to be
@@ -52,11 +50,11 @@ class Host:
         if self.lost:
             raise SessionLost(f"{type(self.environment).__name__} was left behind in an earlier call")
         if not self._threaded(method):
-            result = method(**arguments)
+            result = method(*args, **arguments)
             return await self._within(result, method, timeout_s) if inspect.isawaitable(result) else result
         if self._worker is None:
             self._worker = _Worker()
-        future = self._worker.submit(partial(method, **arguments))
+        future = self._worker.submit(partial(method, *args, **arguments))
         return await self._within(asyncio.wrap_future(future), method, timeout_s)
 
     async def close(self) -> None:
@@ -67,7 +65,7 @@ class Host:
         try:
             if not (self.lost and self._worker):
                 self.lost = False
-                await self.call(self.environment.close, timeout_s=CLOSE_TIMEOUT_S)
+                await self.call(self.environment.close, CLOSE_TIMEOUT_S)
         except StepTimeout:
             pass  # The episode is over; its thread is counted.
         finally:

@@ -54,9 +54,14 @@ def latest(directory: Path) -> Path | None:
     return max(_all(directory), key=_step, default=None)
 
 
+def is_trained(path: Path) -> bool:
+    """Whether a folder is a checkpoint of training, from which it can go on."""
+    return (path / _STATE).is_file()
+
+
 def load_state(path: Path) -> dict[str, Any]:
     """The state saved with a checkpoint, on the CPU. Raises ConfigError where `path` is none."""
-    if not (path / _STATE).is_file():
+    if not is_trained(path):
         raise ConfigError(f"resume: {path} is not a checkpoint (it has no {_STATE}); give a step-N directory")
     state: dict[str, Any] = torch.load(path / _STATE, map_location="cpu", weights_only=True)
     return state

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
-from contextlib import suppress
+import shutil
 from hashlib import sha256
 from pathlib import Path
 from random import Random
 
+import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from envrl.engine.base import Sampling
-from envrl.env import environment_class
 from envrl.env.base import Environment, ToolCall, has_solver
 from envrl.env.policies import Policy, noisy, random
 from envrl.model import tiny
@@ -29,30 +28,23 @@ GAMES = 256
 async def tiny_tokenizer(spec: RunSpec, *, cache: Path) -> PreTrainedTokenizerBase:
     """The tiny model's tokenizer for this run's environments, from the cache where it was built before.
 
-    The digest in its folder's name covers everything that shapes it; seeds of the run do not.
+    The digest in its folder's name covers everything that shapes it: the games as they are rendered, the
+    size of the vocabulary, and the code and library that build it. Seeds of the run are not among them.
     """
     assert spec.model.tiny is not None
-    shaped_by = {
-        "games": {key: env.model_dump(mode="json") for key, env in spec.env.items()},
-        "scheduler": spec.scheduler.model_dump(mode="json"),
-        "vocab_size": spec.model.tiny.vocab_size,
-        "code": [Path(file).read_text("utf-8") for file in (tiny.__file__, *_sources(spec))],
-    }
-    name = sha256(json.dumps(shaped_by, sort_keys=True).encode()).hexdigest()[:12]
-    folder = cache / f"tiny-{name}"
+    texts = await game_texts(spec)
+    code = Path(tiny.__file__).read_text("utf-8")
+    shaped_by = [texts, spec.model.tiny.vocab_size, code, tokenizers.__version__]
+    folder = cache / f"tiny-{sha256(json.dumps(shaped_by).encode()).hexdigest()[:12]}"
     if not folder.exists():
-        building = folder.with_name(f"{folder.name}.{os.getpid()}")
-        tiny.train_tokenizer(await game_texts(spec), spec.model.tiny.vocab_size).save_pretrained(building)
-        with suppress(OSError):  # another process was faster; what it built is the same
+        building = folder.with_name(f".{folder.name}.{os.getpid()}")
+        tiny.train_tokenizer(texts, spec.model.tiny.vocab_size).save_pretrained(building)
+        try:
             building.rename(folder)
+        except OSError:  # another process was faster; what it built is the same
+            shutil.rmtree(building)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
     return tokenizer
-
-
-def _sources(spec: RunSpec) -> list[str]:
-    """The files that the games are written in."""
-    classes = (environment_class(env.kind, env.target) for env in spec.env.values())
-    return [file for cls in classes if (file := inspect.getsourcefile(cls))]
 
 
 async def game_texts(spec: RunSpec) -> list[str]:

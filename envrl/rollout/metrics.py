@@ -41,7 +41,7 @@ def _scores(live: Sequence[Record]) -> dict[str, float]:
         )
     for env in {r["env"]: None for r in live}:
         own = [r for r in live if r["env"] == env]
-        metrics |= _spread(f"env/{env}/reward", (r["reward"] for r in own), suffixes=("",))
+        metrics |= _spread(f"env/{env}/reward", (r["reward"] for r in own), suffixes=("", "_std"))
         metrics |= _spread(f"env/{env}/success", (r["success"] for r in own), suffixes=("",))
         for name in {name: None for r in own for name in r["metrics"]}:
             metrics |= _spread(f"env/{env}/{name}", (r["metrics"].get(name) for r in own), suffixes=("",))

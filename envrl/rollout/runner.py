@@ -41,7 +41,7 @@ class Runner:
         self._spec = spec
         self._chat = chat
         self._classes = {key: environment_class(env.kind, env.target) for key, env in spec.env.items()}
-        self._schedulers = {key: scheduler_of(spec, key) for key in spec.env}
+        self._schedulers = {key: make_scheduler(spec, key) for key in spec.env}
         schemas = {key: tool_schemas(cls) for key, cls in self._classes.items()}
         everything = list({s["function"]["name"]: s for own in schemas.values() for s in own}.values())
         show_all = spec.scheduler.tools_visible == "all"
@@ -88,9 +88,16 @@ class Runner:
 
     def _episode(self, task: Task, sampling: Sampling, name: str) -> Episode:
         spec, cls = self._spec.env[task.env], self._classes[task.env]
+        try:
+            environment = cls(**checked_arguments(cls, spec.args))
+        except Exception as error:
+            raise StageError(
+                f"env.{task.env}: cannot be built: {type(error).__name__}: {error}; connections and the like "
+                "belong into reset, where they are retried"
+            ) from error
         return Episode(
             task,
-            Host(cls(**checked_arguments(cls, spec.args))),
+            Host(environment),
             self._chat,
             limits=self._spec.scheduler_of(task.env),
             sampling=replace(sampling, seed=derive(self._spec.seed, name), stop_ids=self._chat.stop_ids),
@@ -104,11 +111,7 @@ class Runner:
         scheduler = self._schedulers[episode.task.env]
         engine = engine_of(episode, scheduler.face)
         try:
-            async with asyncio.timeout(episode.limits.episode_timeout_s):
-                episode.finish(await scheduler.run(episode, engine))
-            self._score(episode)
-        except TimeoutError:
-            episode.finish(StopReason.DEADLINE)
+            episode.finish(await self._drive(scheduler, episode, engine))
             self._score(episode)
         except (ConfigError, StageError):
             raise
@@ -119,7 +122,25 @@ class Runner:
             episode.finish(StopReason.ERROR, f"{type(error).__name__}: {error}")
         finally:
             await engine.release(episode.name)
+            await self._close(episode)
+
+    async def _drive(self, scheduler: Scheduler, episode: Episode, engine: Engine) -> StopReason:
+        """The scheduler's loop, within the episode's deadline."""
+        deadline = asyncio.timeout(episode.limits.episode_timeout_s)
+        try:
+            async with deadline:
+                return await scheduler.run(episode, engine)
+        except TimeoutError:
+            if deadline.expired():
+                return StopReason.DEADLINE
+            raise
+
+    async def _close(self, episode: Episode) -> None:
+        """What goes wrong here comes too late to change the episode."""
+        try:
             await episode.host.close()
+        except Exception as error:
+            log.warning("%s: close: %s: %s", episode.name, type(error).__name__, error)
 
     def _score(self, episode: Episode) -> None:
         terms = self._spec.reward.terms
@@ -140,11 +161,11 @@ class Runner:
         if abandoned() > MAX_ABANDONED:
             raise StageError(
                 f"{abandoned()} environment calls hang in abandoned threads; "
-                f"raise scheduler.step_timeout_s={self._spec.scheduler.step_timeout_s} or mend the environment"
+                f"raise scheduler.step_timeout_s={self._spec.scheduler.step_timeout_s} or mend them"
             )
 
 
-def scheduler_of(spec: RunSpec, env: str) -> Scheduler:
+def make_scheduler(spec: RunSpec, env: str) -> Scheduler:
     """The loop that drives this environment's episodes. Raises ConfigError."""
     settings = spec.scheduler_of(env)
     if settings.target is None:

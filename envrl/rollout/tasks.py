@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -30,20 +30,18 @@ class Task:
     """The rest of the row; goes to reset(**row)."""
 
 
-def mixture(weights: Mapping[str, float], total: int) -> list[str]:
-    """The environments of the first `total` groups, in order.
+def mixture(weights: Mapping[str, float]) -> Iterator[tuple[str, int]]:
+    """The environments of all groups, in order, each with how often it came before.
 
     Every prefix holds each environment's share to within one group: the one that is furthest behind
-    comes next. A longer schedule starts with the shorter one.
+    comes next.
     """
     share = {env: weight / sum(weights.values()) for env, weight in weights.items()}
-    count: Counter[str] = Counter()
-    order: list[str] = []
-    for done in range(1, total + 1):
+    count = dict.fromkeys(share, 0)
+    for done in itertools.count(1):
         env = max(share, key=lambda env: share[env] * done - count[env])
+        yield env, count[env]
         count[env] += 1
-        order.append(env)
-    return order
 
 
 class Tasks:
@@ -54,18 +52,23 @@ class Tasks:
         self._seed = seed
         self._stage = stage
         self._members = members
-        self._rows = {key: read_rows(spec.dataset) for key, spec in envs.items() if spec.dataset}
-        self._order: list[str] = []
+        self._rows = {
+            key: split(read_rows(spec.dataset), held_out=stage == "evaluate")
+            for key, spec in envs.items()
+            if spec.dataset
+        }
+        self._mixture = mixture({key: spec.weight for key, spec in envs.items()})
+        self._order: list[tuple[str, int]] = []
+        self._epochs: dict[tuple[str, int], list[int]] = {}
 
     def groups(self, start: int, stop: int, *, rank: int = 0, world: int = 1) -> list[list[Task]]:
         """Groups start … stop-1, those of one rank: every world-th one."""
-        if len(self._order) < stop:
-            self._order = mixture({key: spec.weight for key, spec in self._envs.items()}, stop)
+        self._order += itertools.islice(self._mixture, max(0, stop - len(self._order)))
         return [self._group(index) for index in range(start, stop) if (index - start) % world == rank]
 
     def _group(self, index: int) -> list[Task]:
-        env = self._order[index]
-        row = dict(self._row(env, self._order[:index].count(env)))
+        env, earlier = self._order[index]
+        row = dict(self._row(env, earlier))
         seed = row.pop("seed", None)
         if seed is None:
             seed = task_seed(self._seed, self._stage, index)
@@ -79,9 +82,21 @@ class Tasks:
         if not rows:
             return {}
         epoch, place = divmod(turn, len(rows))
-        order = list(range(len(rows)))
-        Random(derive(self._seed, self._stage, env, epoch)).shuffle(order)
-        return rows[order[place]]
+        if (env, epoch) not in self._epochs:
+            order = list(range(len(rows)))
+            Random(derive(self._seed, self._stage, env, epoch)).shuffle(order)
+            self._epochs[env, epoch] = order
+        return rows[self._epochs[env, epoch][place]]
+
+
+HELD_OUT_EVERY = 10
+"""Of a dataset, every tenth row is evaluated and never trained on."""
+
+
+def split(rows: list[dict[str, Any]], *, held_out: bool) -> list[dict[str, Any]]:
+    """The rows of one side; a dataset of fewer than ten rows is for training alone, as compose.py sees to."""
+    mine = [row for n, row in enumerate(rows) if (n % HELD_OUT_EVERY == HELD_OUT_EVERY - 1) == held_out]
+    return mine or rows
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from envrl.engine.base import Engine, Generation, GenerationStop, Sampling
 from envrl.env.base import Face, ToolCall, checked_arguments
-from envrl.errors import Blame, WorldError, classify, unknown
+from envrl.errors import Blame, EngineError, WorldError, classify, unknown
 from envrl.seeds import derive
 from envrl.stop import StopReason
 
@@ -118,6 +118,9 @@ class Episode:
         self.stop: StopReason | None = None
         self.error: str | None = None
         self.retries = 0
+        self.metrics: dict[str, float] = {}
+        self.env_reward: float | None = None
+        self.success: bool | None = None
         self.scores: dict[str, float | None] = {}
         """Reward terms; filled in by reward.score."""
         self.score: float | None = None
@@ -132,9 +135,11 @@ class Episode:
         """Resets the environment and renders the prompt. Raises WorldError."""
         with self._boundary():
             row = {"seed": self.task.seed, **self.task.row}
-            observation = await self.host.reset(timeout_s=self.limits.step_timeout_s, **row)
+            observation = await self._ask(self.host.environment.reset, **row)
+            rules = self.prompt
+            if rules is None:
+                rules = await self._ask(self.host.environment.instructions, face)
         self._scored = self._reward()
-        rules = self.prompt if self.prompt is not None else self.host.environment.instructions(face)
         self.fork(opening(face, rules, observation, self.task.messages), tools=face is Face.TOOL)
 
     def fork(self, messages: list[dict[str, Any]], *, tools: bool = True) -> None:
@@ -154,6 +159,8 @@ class Episode:
         started = time.perf_counter()
         sampling = self._sampling(room)
         generation = await engine.generate(transcript.ids, sampling, episode=self.name)
+        if generation.stop is GenerationStop.ABORT:
+            raise EngineError(f"the engine gave up {self.name} in turn {len(self.turns) + 1}")
         if not generation.ids:
             return None
         turn = Turn(
@@ -208,7 +215,7 @@ class Episode:
         try:
             tool, arguments = self._checked(call)
             with self._boundary():
-                result = await self.host.call(tool, timeout_s=self.limits.step_timeout_s, **arguments)
+                result = await self._ask(tool, **arguments)
         except ValueError as mistake:
             turn.failures += 1
             return f"Error: {mistake}"
@@ -217,17 +224,23 @@ class Episode:
             self._credit(turn)
         return "" if result is None else str(result)
 
-    def parse_action(self, text: str) -> ToolCall:
+    async def parse_action(self, text: str) -> ToolCall:
         """The environment's reading of a text. Raises ValueError with the text for the model."""
         turn = self.turns[-1]
         try:
             with self._boundary():
-                return self.host.environment.parse_action(text)
+                call: ToolCall = await self._ask(self.host.environment.parse_action, text)
+                return call
         except ValueError:
+            turn.calls += 1
             turn.failures += 1
             raise
         finally:
             self._credit(turn)
+
+    async def _ask(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """One call of the environment, where and as long as its host lets it run."""
+        return await self.host.call(method, self.limits.step_timeout_s, *args, **kwargs)
 
     def _checked(self, call: ToolCall) -> tuple[Callable[..., Any], dict[str, Any]]:
         tools = self.host.environment.tools()
@@ -268,14 +281,22 @@ class Episode:
     # --- the record -------------------------------------------------------------------------
 
     def finish(self, stop: StopReason, error: str | None = None) -> None:
-        """Closes the record."""
+        """Closes the record; what the environment does later, in close or a stuck thread, stays out of it."""
+        environment = self.host.environment
         self.stop, self.error = stop, error
+        self.metrics = dict(environment.metrics)
+        failed = stop is StopReason.ERROR
+        self.env_reward = None if failed else self._reward()
+        self.success = None if failed else environment.success
         self._duration = time.perf_counter() - self._started
+
+    @property
+    def tokens(self) -> int:
+        """Sampled by the model."""
+        return sum(sum(transcript.mask) for transcript in self.transcripts)
 
     def record(self) -> dict[str, Any]:
         """One line of episodes.jsonl, and all that a reward term sees."""
-        environment = self.host.environment
-        failed = self.stop is StopReason.ERROR
         return {
             "name": self.name,
             "env": self.task.env,
@@ -287,12 +308,12 @@ class Episode:
             "retries": self.retries,
             "reward": self.score,
             "rewards": dict(self.scores),
-            "env_reward": None if failed else environment.reward,
-            "success": None if failed else environment.success,
+            "env_reward": self.env_reward,
+            "success": self.success,
             "messages": self.messages,
             "turns": [asdict(turn) for turn in self.turns],
-            "metrics": dict(environment.metrics),
-            "tokens": sum(sum(t.mask) for t in self.transcripts),
+            "metrics": self.metrics,
+            "tokens": self.tokens,
             "duration_s": self._duration,
         }
 

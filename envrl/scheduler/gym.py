@@ -20,7 +20,7 @@ class GymScheduler(TurnScheduler):
     async def act(self, episode: Episode, turn: Turn) -> list[dict[str, Any]]:
         """One `user` message."""
         try:
-            call = episode.parse_action(strip_thinking(turn.text))
+            call = await episode.parse_action(strip_thinking(turn.text))
         except ValueError as mistake:
             return [{"role": "user", "content": str(mistake)}]
         return [{"role": "user", "content": await episode.call(call)}]

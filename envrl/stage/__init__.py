@@ -1,1 +1,1 @@
-"""One file per stage; each has `async def run(run: Run) -> None`."""
+"""One file per stage, each with `async def run(run: Run) -> None`; base.py has what they share."""

@@ -14,11 +14,11 @@ from envrl.env.schema import tool_schemas
 from envrl.errors import ConfigError, StageError
 from envrl.grpo.advantages import is_flat
 from envrl.rollout.policy import scripted
-from envrl.rollout.runner import scheduler_of
+from envrl.rollout.runner import make_scheduler
 from envrl.rollout.tasks import Tasks
 from envrl.rollout.trajectory import Episode
 from envrl.spec import RunSpec, Stage
-from envrl.stage.run import Run
+from envrl.stage.base import Run
 from envrl.stop import StopReason
 from envrl.summary import wilson
 
@@ -32,18 +32,18 @@ WEAK_SIGNAL = 0.1
 
 async def run(run: Run) -> None:
     """Environments play, the template is token-exact, the budget fits, and there is something to learn."""
-    policy = await run.policy()
+    agent = await run.agent()
     for key, env in run.spec.env.items():
-        face = scheduler_of(run.spec, key).face
+        face = make_scheduler(run.spec, key).face
         cls = environment_class(env.kind, env.target)
-        policy.chat.check(tool_schemas(cls) if face is Face.TOOL else None)
+        agent.chat.check(tool_schemas(cls) if face is Face.TOOL else None)
         if has_solver(cls):
             best, worst = await played(run, key, gold), await played(run, key, random)
-            _check_budget(run.spec, best + worst, policy.engine.max_context)
+            _check_budget(run.spec, best + worst, agent.engine.max_context)
             _check_solver(run, key, best, worst)
         else:
             run.progress.log(f"check: env.{key} has no solver; only the model can show that it can be played")
-    if Stage.TRAIN in run.spec.stages and not _warm_start_follows(run.spec):
+    if not _warm_start_follows(run.spec) and (Stage.TRAIN in run.spec.stages or not run.fresh):
         await learning_signal(run)
 
 
@@ -78,7 +78,7 @@ def _check_solver(run: Run, env: str, best: Sequence[Episode], worst: Sequence[E
     run.progress.log(f"check: env.{env} gold scores {gold_mean:.2f}, random {random_mean:.2f}")
     if gold_mean <= random_mean:
         raise StageError(
-            f"env.{env}: its gold policy scores {gold_mean:.3g}, no more than random play ({random_mean:.3g}); "
+            f"env.{env}: gold play scores {gold_mean:.3g}, no more than random play ({random_mean:.3g}); "
             "the reward, scheduler.max_turns or scheduler.max_tokens leaves nothing to learn"
         )
 
@@ -100,15 +100,18 @@ async def learning_signal(run: Run) -> None:
     spec = run.spec
     if not spec.check.groups:
         return
-    policy, runner = await run.policy(), await run.runner()
+    agent, runner = await run.agent(), await run.runner()
     tasks = Tasks(spec.env, seed=spec.seed, stage="check", members=spec.grpo.num_generations)
-    groups = await runner.run(
-        tasks.groups(0, spec.check.groups),
-        policy.engine_of,
-        run.sampling(spec.grpo.temperature),
-        name="signal",
-    )
-    run.tracker.record([e.record() for group in groups for e in group], stage="check")
+    sampling = run.sampling(spec.grpo.temperature)
+    with run.progress.stage("check (learning signal)", total=spec.check.groups, unit="groups") as bar:
+        groups = await runner.run(
+            tasks.groups(0, spec.check.groups), agent.engine_of, sampling, name="signal"
+        )
+        bar.advance(len(groups))
+    episodes = [episode for group in groups for episode in group]
+    _check_budget(spec, episodes, agent.engine.max_context)
+    run.tracker.forget("check")
+    run.tracker.record([episode.record() for episode in episodes], stage="check")
     mixed = sum(not is_flat([episode.score for episode in group]) for group in groups)
     low, high = wilson(mixed / len(groups), len(groups))
     found = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envrl.report.page import render
 from envrl.rundir import is_main
-from envrl.stage.run import Run
+from envrl.stage.base import Run
 
 
 async def run(run: Run) -> None:

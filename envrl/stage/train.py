@@ -15,22 +15,22 @@ from envrl.rollout.runner import Runner
 from envrl.rollout.tasks import Tasks
 from envrl.rollout.trajectory import Episode, TokenRow
 from envrl.spec import GrpoSpec
+from envrl.stage.base import Agent, Run
 from envrl.stage.evaluate import evaluate
-from envrl.stage.run import Policy, Run
 from envrl.tracking import read_jsonl
 
 
 async def run(run: Run) -> None:
     """Trains from the newest checkpoint, or from the first step, to the last."""
-    await Training(run, await run.policy(), await run.runner()).run()
+    await Training(run, await run.agent(), await run.runner()).run()
 
 
 class Training:
     """The loop over steps and what it carries from one to the next."""
 
-    def __init__(self, run: Run, policy: Policy, runner: Runner) -> None:
+    def __init__(self, run: Run, agent: Agent, runner: Runner) -> None:
         self._run = run
-        self._policy = policy
+        self._agent = agent
         self._runner = runner
         self._spec: GrpoSpec = run.spec.grpo
         self._tasks = Tasks(
@@ -38,9 +38,9 @@ class Training:
         )
         self._trainer = Trainer(
             self._spec,
-            policy.model,
+            agent.model,
             accelerator=run.accelerator,
-            pad_id=policy.tokenizer.pad_token_id or 0,
+            pad_id=agent.tokenizer.pad_token_id or 0,
             max_tokens=run.spec.scheduler.max_tokens,
         )
         self._best: tuple[float, int] | None = None
@@ -48,7 +48,7 @@ class Training:
 
     async def run(self) -> None:
         """All steps that are left; the totals go to the summary."""
-        first = self._resume()
+        first = await self._resume()
         run, steps = self._run, self._spec.steps
         with run.progress.stage("train", total=steps, unit="steps", done=first) as bar:
             for step in range(first + 1, steps + 1):
@@ -62,7 +62,10 @@ class Training:
                 metrics |= await self._evaluate(step)
                 run.tracker.log(step, metrics)
                 self._checkpoint(step)
+        run.accelerator.wait_for_everyone()
         run.summary.train = totals(read_jsonl(run.tracker.metrics))
+        if self._best is not None:
+            run.summary.train["best_step"] = self._best[1]
 
     async def _step(self, step: int) -> dict[str, float]:
         """One step, 1-based: groups → advantages → rows → update → engine."""
@@ -70,14 +73,12 @@ class Training:
         groups = await self._roll_out(step)
         rolled_out = time.perf_counter()
         advantages = [group_advantages([e.score for e in g], scale=self._spec.scale_rewards) for g in groups]
-        update = self._trainer.update(
-            token_rows(groups, advantages, mask_truncated=self._spec.mask_truncated)
-        )
-        await self._policy.sync(version=step)
+        update = self._trainer.update(token_rows(groups, advantages))
+        await self._agent.sync(version=_version(step))
         ended = time.perf_counter()
         records = self._run.gather([episode.record() for group in groups for episode in group])
         self._run.tracker.record(records, stage="train", step=step)
-        metrics = episode_metrics(records) | update
+        metrics = update | episode_metrics(records)
         flat = self._run.gather([is_flat([episode.score for episode in group]) for group in groups])
         return metrics | {
             "frac_zero_std": fmean(flat),
@@ -89,9 +90,9 @@ class Training:
 
     async def _roll_out(self, step: int) -> list[list[Episode]]:
         size = self._spec.groups_per_step
-        groups = self._tasks.groups((step - 1) * size, step * size, **self._run.rank)
+        groups = self._tasks.groups((step - 1) * size, step * size, **self._run.share)
         sampling = self._run.sampling(self._spec.temperature)
-        return await self._runner.run(groups, self._policy.engine_of, sampling, name=f"train/{step}")
+        return await self._runner.run(groups, self._agent.engine_of, sampling, name=f"train/{step}")
 
     # --- evaluation and checkpoints ---------------------------------------------------------
 
@@ -100,6 +101,8 @@ class Training:
         if not every or step % every:
             return {}
         entries = await evaluate(self._run, "grpo", step=step)
+        for entry in entries:
+            self._run.summary.add(entry)
         rates = {
             entry["env"]: entry["success_rate"] for entry in entries if entry["success_rate"] is not None
         }
@@ -113,28 +116,35 @@ class Training:
         spec = self._run.spec.checkpoint
         due = step == self._spec.steps or (spec.every and step % spec.every == 0)
         best = self._best[1] if self._best else None
-        if due or best == step:
+        if (due or best == step) and self._run.accelerator.is_main_process:
             checkpoints.save(
                 self._run.checkpoints,
                 step,
-                model=self._policy.model,
-                tokenizer=self._policy.tokenizer,
+                model=self._agent.model,
+                tokenizer=self._agent.tokenizer,
                 state={"trainer": self._trainer.state(), "best": self._best},
                 keep=spec.keep,
                 best=best,
             )
 
-    def _resume(self) -> int:
-        """Takes up the newest checkpoint's optimizer and returns how many steps are done."""
+    async def _resume(self) -> int:
+        """Takes up the newest checkpoint's optimizer, forgets what was logged after it; returns its step."""
         checkpoint = self._run.training_checkpoint()
-        if checkpoint is None:
-            return 0
-        state: dict[str, Any] = checkpoints.load_state(checkpoint)
-        self._trainer.load_state(state["trainer"])
-        self._best = state["best"]
-        done = int(state["trainer"]["step"])
+        done = 0
+        if checkpoint is not None:
+            state: dict[str, Any] = checkpoints.load_state(checkpoint)
+            self._trainer.load_state(state["trainer"])
+            self._best = state["best"]
+            done = self._trainer.step
+            await self._agent.sync(version=_version(done))
         self._run.tracker.rewind(done)
+        self._run.summary.rewind(done)
         return done
+
+
+def _version(step: int) -> int:
+    """Of the weights after a step; 0 and 1 are those before and after a warm start."""
+    return step + 1
 
 
 def totals(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -152,15 +162,12 @@ def totals(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def token_rows(
-    groups: Sequence[Sequence[Episode]], advantages: Sequence[Sequence[float]], *, mask_truncated: bool
-) -> list[TokenRow]:
-    """The rows that are trained on: unscored episodes leave, and truncated ones where that is asked."""
+def token_rows(groups: Sequence[Sequence[Episode]], advantages: Sequence[Sequence[float]]) -> list[TokenRow]:
+    """The rows of all episodes that have a score; the others are trained on by nobody."""
     return [
         row
         for group, advantages_G in zip(groups, advantages, strict=True)
         for episode, advantage in zip(group, advantages_G, strict=True)
         if episode.score is not None
         for row in episode.rows(advantage)
-        if not (mask_truncated and row.truncated)
     ]

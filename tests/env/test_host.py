@@ -92,9 +92,9 @@ async def play(host: Host) -> list[Any]:
     bell = host.environment
     assert isinstance(bell, Bell)
     try:
-        seen = [await host.reset(timeout_s=5, seed=7, extra="column")]
+        seen = [await host.call(bell.reset, 5, seed=7, extra="column")]
         for times in (1, 2):
-            seen.append(await host.call(bell.ring, timeout_s=5, times=times))
+            seen.append(await host.call(bell.ring, 5, times=times))
     finally:
         await host.close()
     return seen
@@ -138,7 +138,7 @@ def test_what_the_environment_raises_comes_through(kind: type[Bell]) -> None:
     async def ring() -> None:
         host = Host(kind())
         try:
-            await host.call(host.environment.ring, timeout_s=5, times=0)  # type: ignore[attr-defined]
+            await host.call(host.environment.ring, 5, times=0)  # type: ignore[attr-defined]
         finally:
             await host.close()
         assert not host.lost
@@ -152,7 +152,7 @@ def test_an_exception_that_no_future_carries() -> None:
         bell = BlockingBell()
         host = Host(bell)
         with pytest.raises(RuntimeError, match="StopIteration"):
-            await host.call(bell.stop, timeout_s=5)
+            await host.call(bell.stop, 5)
         await host.close()
 
     asyncio.run(stop())
@@ -162,7 +162,7 @@ def test_a_blocking_call_does_not_stall_the_loop() -> None:
     async def race() -> int:
         bell = BlockingBell()
         host = Host(bell)
-        waiting = asyncio.create_task(host.call(bell.wait, timeout_s=5))
+        waiting = asyncio.create_task(host.call(bell.wait, 5))
         ticks = 0
         while ticks < 20:
             await asyncio.sleep(0.001)
@@ -182,10 +182,10 @@ def test_a_stuck_thread_is_left_behind_and_closes_itself() -> None:
     async def stuck() -> None:
         host = Host(bell)
         with pytest.raises(StepTimeout, match=r"wait took longer than 0.02 s.*scheduler.step_timeout_s"):
-            await host.call(bell.wait, timeout_s=0.02)
+            await host.call(bell.wait, 0.02)
         assert host.lost
         with pytest.raises(SessionLost):
-            await host.call(bell.ring, timeout_s=1)
+            await host.call(bell.ring, 1)
         await host.close()
 
     asyncio.run(stuck())
@@ -202,7 +202,7 @@ def test_a_cancelled_blocking_call_is_left_behind_too() -> None:
 
     async def cancelled() -> None:
         host = Host(bell)
-        waiting = asyncio.create_task(host.call(bell.wait, timeout_s=None))
+        waiting = asyncio.create_task(host.call(bell.wait, None))
         await asyncio.sleep(0.02)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -221,7 +221,7 @@ def test_an_async_call_that_is_late_is_cancelled_and_closed() -> None:
     async def late() -> None:
         host = Host(bell)
         with pytest.raises(StepTimeout, match="sleep took longer than"):
-            await host.call(bell.sleep, timeout_s=0.01, seconds=5)
+            await host.call(bell.sleep, 0.01, seconds=5)
         assert host.lost
         await host.close()
 
@@ -235,7 +235,7 @@ def test_an_environments_own_timeout_error_is_no_deadline() -> None:
     async def own() -> None:
         host = Host(bell)
         with pytest.raises(TimeoutError, match="mine"):
-            await host.call(bell.give_up, timeout_s=5)
+            await host.call(bell.give_up, 5)
         assert not host.lost
 
     asyncio.run(own())
@@ -275,7 +275,7 @@ class Stuck(environment_class("frozen_lake")):
 async def main():
     host = Host(Stuck())
     try:
-        await host.call(host.environment.move, timeout_s=0.01)
+        await host.call(host.environment.move, 0.01)
     except TimeoutError:
         pass
     except Exception as error:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import settings
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -14,9 +13,6 @@ from envrl.rollout.trajectory import TokenRow
 from envrl.spec import GrpoSpec
 
 VOCABULARY = 64
-torch.set_num_threads(1)  # with busy neighbours two are ten times slower than one
-settings.register_profile("busy", deadline=None)
-settings.load_profile("busy")
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from envrl.spec import GrpoSpec
 
 
 def main(directory: Path) -> None:
-    torch.set_num_threads(1)
     task = json.loads((directory / "task.json").read_text())
     accelerator = Accelerator(cpu=True)
     assert accelerator.num_processes == 2

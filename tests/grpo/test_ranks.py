@@ -33,7 +33,6 @@ def run_two_ranks(directory: Path) -> list[dict[str, Any]]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     command = [sys.executable, str(Path(__file__).with_name("one_rank.py")), str(directory)]

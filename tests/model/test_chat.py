@@ -78,7 +78,7 @@ def test_an_extension_is_what_the_template_puts_behind_a_turn(
     assert chat.extend(new) == chat.extend(new)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(st.text(), st.text())
 def test_any_content_is_rendered_as_the_template_does(chat: Chat, first: str, second: str) -> None:
     new = [said("tool", first), said("tool", second)]

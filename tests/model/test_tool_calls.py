@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from envrl.env.base import ToolCall
@@ -100,14 +100,12 @@ values = st.none() | st.booleans() | st.integers() | words
 values |= st.lists(values, max_size=3) | st.dictionaries(words, values, max_size=3)
 
 
-@settings(deadline=None)
 @given(st.text(min_size=1, max_size=8), st.dictionaries(words, values, max_size=3))
 def test_formatting_is_the_inverse(name: str, arguments: dict[str, object]) -> None:
     call = ToolCall(name, arguments, "call_0")
     assert parse_tool_calls(format_tool_call(call)) == [call]
 
 
-@settings(deadline=None)
 @given(st.text(alphabet=list('<>/{}[]":, \ntool_callthink')))
 def test_any_text_is_read_without_an_exception(text: str) -> None:
     parse_tool_calls(f"<tool_call>{text}")

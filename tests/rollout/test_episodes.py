@@ -1,19 +1,16 @@
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
 import pytest
-from conftest import call  # type: ignore[import-not-found]
+from games import Counted, Flaky, Guess, call  # type: ignore[import-not-found]
 
 from envrl.env.base import tool_names
 from envrl.errors import ConfigError, StageError
+from envrl.rollout.metrics import episode_metrics
 from envrl.stop import StopReason
-
-
-def sampled(episode: Any) -> list[int]:
-    transcript = episode.transcripts[0]
-    return [i for i, m in zip(transcript.ids, transcript.mask, strict=True) if m]
 
 
 def tool_answers(episode: Any) -> list[str]:
@@ -25,35 +22,6 @@ def test_a_solved_episode(play: Any) -> None:
     assert (episode.stop, episode.score, episode.host.environment.success) == (StopReason.DONE, 1.0, True)
     assert [turn.reward for turn in episode.turns] == [0.0, 1.0]
     assert tool_answers(episode) == ["not zebra", "right"]
-
-
-def test_emitted_ids_are_kept_where_an_encoder_would_choose_others(play: Any, chat: Any) -> None:
-    """Ids that spell a word in pieces stay in pieces."""
-    first = [*chat.encode("he"), *chat.encode("llo"), *chat.encode(call("zebra")), chat.turn_end]
-    (episode,) = play("Guess", [first, call("crane")])
-    second = [*chat.encode(call("crane")), chat.turn_end]
-    assert sampled(episode) == first + second
-    transcript = episode.transcripts[0]
-    assert len(transcript.ids) == len(transcript.mask) == len(transcript.logprobs)
-    assert all(lp == 0.0 for lp, m in zip(transcript.logprobs, transcript.mask, strict=True) if not m)
-
-
-def test_each_turn_ends_in_a_trained_end_token(play: Any, chat: Any) -> None:
-    (episode,) = play("Guess", [call("zebra"), call("crane")])
-    assert sampled(episode).count(chat.turn_end) == 2
-
-
-def test_a_turn_cut_short_gets_its_end_token_untrained(play: Any, chat: Any) -> None:
-    (episode,) = play(
-        "Guess",
-        ["hm" * 90, call("crane")],
-        "scheduler.max_turn_tokens=70",
-        "scheduler.continue_on_length=true",
-    )
-    transcript, turn = episode.transcripts[0], episode.turns[0]
-    assert turn.cut
-    end = turn.start + turn.tokens
-    assert (transcript.ids[end], transcript.mask[end]) == (chat.turn_end, 0)
 
 
 def test_malformed_arguments_are_answered_and_never_run(play: Any) -> None:
@@ -161,15 +129,41 @@ def test_a_reward_that_is_no_number_is_refused_by_name(play: Any) -> None:
     assert "nan" in episode.error
 
 
-def test_turns_without_a_reward_add_up(play: Any) -> None:
-    (episode,) = play("Moody", [call("unscored"), call("unscored"), call("crane")])
-    assert [turn.reward for turn in episode.turns] == [None, None, 1.0]
-    assert episode.score == 1.0
+def test_rewards_of_every_shape_stand_in_one_batch(play: Any) -> None:
+    """None is "no reward this turn", 0 is a reward (SkyRL#299)."""
+    shapes = [["unscored", "unscored", "crane"], ["zebra", "zebra", "crane"], ["crane"]]
+
+    def reply(episode: str, turn: int) -> str:
+        member = int(episode.split("/")[2])
+        return call(shapes[member][turn])  # type: ignore[no-any-return]
+
+    episodes = play("Moody", reply, members=3)
+    rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
+    assert rewards == [[None, None, 1.0], [0.0, 0.0, 1.0], [1.0]]
+    assert [episode.score for episode in episodes] == [1.0, 1.0, 1.0]
+    metrics = episode_metrics([episode.record() for episode in episodes])
+    assert (metrics["reward"], metrics["reward_std"], metrics["turns/mean"]) == (1.0, 0.0, 7 / 3)
 
 
 def test_a_broken_episode_is_tried_again_in_a_fresh_environment(play: Any) -> None:
-    (episode,) = play("Flaky", [call("crane")], "rollout.retries=1")
+    Flaky.made.clear()
+    (episode,) = play("Flaky", [call("zebra"), call("crane")], "rollout.retries=1")
     assert (episode.stop, episode.score, episode.retries) == (StopReason.DONE, 1.0, 1)
+    first, second = Flaky.made
+    assert episode.host.environment is second
+    assert (first.guesses, second.guesses) == (["zebra"], ["zebra", "crane"])
+    assert (first.closed, second.closed) == (True, True)
+    assert [turn.reward for turn in episode.turns] == [0.0, 1.0]
+    assert tool_answers(episode) == ["not zebra", "right"]
+
+
+def test_no_more_episodes_at_once_than_asked(play: Any) -> None:
+    for limit, peak in (("3", 3), ("null", 8)):
+        Counted.live = Counted.peak = 0
+        replies, wait = [call("zebra"), call("crane")], {"delay_s": 0.002}
+        episodes = play("Counted", replies, f"rollout.max_inflight={limit}", members=8, **wait)
+        assert all(episode.score == 1.0 for episode in episodes)
+        assert (Counted.live, Counted.peak) == (0, peak)
 
 
 def test_too_many_broken_episodes_stop_the_run(play: Any) -> None:
@@ -203,14 +197,10 @@ def test_an_episode_past_its_deadline_is_truncated(play: Any) -> None:
 
 
 def test_only_tools_are_visible() -> None:
-    from games import Guess  # type: ignore[import-not-found]
-
     assert tool_names(Guess) == ("guess",)
 
 
 def test_the_record_is_plain_data(play: Any) -> None:
-    import json
-
     (episode,) = play("Guess", [call("crane")])
     record = json.loads(json.dumps(episode.record()))
     assert {"env", "seed", "group", "stop", "reward", "rewards", "success", "messages", "turns"} <= set(

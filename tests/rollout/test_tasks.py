@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envrl.rollout.tasks import Tasks, mixture
+from envrl.rollout.tasks import Tasks, mixture, split
 from envrl.seeds import task_seed
 from envrl.spec import EnvSpec
 
@@ -15,14 +17,21 @@ weights = st.dictionaries(st.sampled_from("abcd"), st.floats(0.1, 10), min_size=
 
 @given(weights, st.integers(1, 200))
 def test_every_prefix_of_a_mixture_keeps_the_shares(share: dict[str, float], total: int) -> None:
-    count = Counter(mixture(share, total))
+    count: Counter[str] = Counter()
+    for env, earlier in islice(mixture(share), total):
+        assert earlier == count[env]
+        count[env] += 1
     for env, weight in share.items():
         assert abs(count[env] - total * weight / sum(share.values())) < 1
 
 
-@given(weights, st.integers(1, 50), st.integers(1, 50))
-def test_a_longer_schedule_begins_with_the_shorter(share: dict[str, float], a: int, b: int) -> None:
-    assert mixture(share, a + b)[:a] == mixture(share, a)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_the_order_does_not_depend_on_how_it_is_asked_for(sizes: list[int]) -> None:
+    envs = {"a": EnvSpec(kind="frozen_lake", weight=2), "b": EnvSpec(kind="frozen_lake", weight=3)}
+    whole, parts = (Tasks(envs, seed=1, stage="train", members=2) for _ in range(2))
+    ends = list(accumulate(sizes))
+    asked = [parts.groups(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    assert [group for part in asked for group in part] == whole.groups(0, ends[-1])
 
 
 def tasks(**kwargs: object) -> Tasks:
@@ -49,10 +58,24 @@ def test_evaluation_never_meets_a_training_seed() -> None:
     assert max(held_out) < 2**31
 
 
+def rows_of(folder: Path, count: int) -> Path:
+    file = folder / "rows.jsonl"
+    file.write_text("".join(f'{{"grid": ["S{i}"], "seed": {i}}}\n' for i in range(count)))
+    return file
+
+
 def test_a_dataset_is_walked_whole_in_every_epoch(tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(f'{{"grid": ["S{i}"], "seed": {i}}}\n' for i in range(5)))
-    groups = tasks(dataset=rows).groups(0, 10)
+    groups = tasks(dataset=rows_of(tmp_path, 5)).groups(0, 10)
     seeds = [group[0].seed for group in groups]
     assert sorted(seeds[:5]) == sorted(seeds[5:]) == list(range(5))
     assert groups[0][0].row == {"grid": [f"S{seeds[0]}"]}
+
+
+def test_held_out_rows_are_never_trained_on(tmp_path: Path) -> None:
+    envs = {"frozen_lake": EnvSpec(kind="frozen_lake", dataset=rows_of(tmp_path, 25))}
+    seen = {
+        stage: {g[0].seed for g in Tasks(envs, seed=1, stage=stage, members=1).groups(0, 50)}
+        for stage in ("train", "warm_start", "evaluate")
+    }
+    assert seen["evaluate"] == {9, 19}
+    assert seen["train"] == seen["warm_start"] == set(range(25)) - {9, 19}

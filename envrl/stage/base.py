@@ -1,4 +1,4 @@
-"""What the stages of one run share: the spec, where things are written, and the policy."""
+"""What the stages of one run share: the spec, where things are written, and the agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.state import AcceleratorState
+from accelerate.utils import broadcast, gather_object
+from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
@@ -25,6 +27,7 @@ from envrl.progress import Progress
 from envrl.rollout.corpus import tiny_tokenizer
 from envrl.rollout.runner import Runner
 from envrl.rollout.trajectory import Episode
+from envrl.rundir import is_main
 from envrl.seeds import derive
 from envrl.spec import RunSpec, Stage
 from envrl.summary import Summary, machine
@@ -34,7 +37,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Policy:
+class Agent:
     """The model that is trained, how it is spoken to, and the engine that samples from it."""
 
     model: PreTrainedModel
@@ -58,16 +61,14 @@ class Policy:
 class Run:
     """One run, as its stages see it."""
 
-    def __init__(
-        self, spec: RunSpec, directory: Path, summary: Summary, tracker: Tracker, progress: Progress
-    ) -> None:
+    def __init__(self, spec: RunSpec, summary: Summary) -> None:
         self.spec = spec
-        self.directory = directory
+        self.directory = spec.output_dir
         self.summary = summary
-        self.tracker = tracker
-        self.progress = progress
-        self._policy: Policy | None = None
-        disable_progress_bar()  # transformers' bars would tear ours
+        self.tracker = Tracker(spec.output_dir, writes=is_main())
+        self.progress = Progress(None if is_main() else Console(quiet=True))
+        self._agent: Agent | None = None
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers' bars would tear ours
         torch.set_num_threads(spec.threads)
         torch.manual_seed(derive(spec.seed, "torch"))
 
@@ -75,6 +76,7 @@ class Run:
     def accelerator(self) -> Accelerator:
         """Device, precision and ranks."""
         precision = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}[self.spec.model.dtype]
+        AcceleratorState._reset_state()  # an earlier run of this process may have had another precision
         accelerator = Accelerator(mixed_precision=precision, cpu=not torch.cuda.is_available())
         where = torch.cuda.get_device_name() if accelerator.device.type == "cuda" else None
         self.summary.machine = machine(where)
@@ -88,20 +90,35 @@ class Run:
     @property
     def label(self) -> str:
         """What the policy is by now: `untrained`, `warm_start` or `grpo`."""
-        if Stage.TRAIN in self.summary.stages:
+        trained = self.training_checkpoint() or checkpoints.is_trained(Path(self.spec.model.name_or_path))
+        if Stage.TRAIN in self.summary.stages or trained:
             return "grpo"
-        warm = Stage.WARM_START in self.summary.stages and self.spec.model.warm_start is not None
-        return "warm_start" if warm else "untrained"
+        return "warm_start" if self.warm_started else "untrained"
 
-    async def policy(self) -> Policy:
+    @property
+    def fresh(self) -> bool:
+        """Whether the weights are drawn at random, so that nothing can be expected of them."""
+        return self.spec.model.name_or_path == "tiny" and self.checkpoint() is None
+
+    @property
+    def warm_started(self) -> bool:
+        """Whether the weights come from a warm start, of this run or as model.name_or_path."""
+        return self.warm_start_folder.exists() or Path(self.spec.model.name_or_path).name == "warm_start"
+
+    @property
+    def warm_start_folder(self) -> Path:
+        """Where the warm start leaves its weights."""
+        return self.checkpoints / "warm_start"
+
+    async def agent(self) -> Agent:
         """Loads model and tokenizer on first use, from the newest checkpoint where there is one."""
-        if self._policy is None:
-            self._policy = await self._load()
-        return self._policy
+        if self._agent is None:
+            self._agent = await self._load()
+        return self._agent
 
     async def runner(self) -> Runner:
-        """Plays episodes with the policy's rendering."""
-        return Runner(self.spec, (await self.policy()).chat)
+        """Plays episodes with the agent's rendering."""
+        return Runner(self.spec, (await self.agent()).chat)
 
     def sampling(self, temperature: float) -> Sampling:
         """The settings of training rollouts at a temperature; limits and seeds are each episode's own."""
@@ -120,17 +137,24 @@ class Run:
             return records
         return gather_object(records)  # type: ignore[no-any-return]
 
+    def synchronize(self, model: PreTrainedModel) -> None:
+        """Gives every rank the first one's weights, so that rounding never sets them apart."""
+        if self.accelerator.num_processes > 1:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.copy_(broadcast(parameter.data.clone()))
+
     @property
-    def rank(self) -> dict[str, int]:
-        """This process's place among those that share the work, as Tasks.groups takes it."""
+    def share(self) -> dict[str, int]:
+        """This process's part of the groups, as Tasks.groups takes it."""
         return {"rank": self.accelerator.process_index, "world": self.accelerator.num_processes}
 
     async def close(self) -> None:
         """Frees the engine."""
-        if self._policy is not None:
-            await self._policy.engine.close()
+        if self._agent is not None:
+            await self._agent.engine.close()
 
-    async def _load(self) -> Policy:
+    async def _load(self) -> Agent:
         spec = self.spec.model
         checkpoint = self.checkpoint()
         if checkpoint is not None or spec.name_or_path != "tiny":
@@ -143,18 +167,20 @@ class Run:
             tokenizer = await tiny_tokenizer(self.spec, cache=Path("outputs"))
             assert spec.tiny is not None
             model = build_model(spec.tiny, tokenizer, seed=derive(self.spec.seed, "init"))
+            model.set_attn_implementation(spec.attn_implementation)
         if spec.gradient_checkpointing:
             model.activation_checkpointing_enable()
         # Bare, on every rank: the trainer sums gradients over ranks itself.
         model = model.to(self.accelerator.device)
+        self.synchronize(model)
         chat = Chat(tokenizer, template_kwargs=spec.chat_template_kwargs, stop_ids=end_ids(model))
         engine = TransformersEngine(model)
         await engine.start()
-        return Policy(model, tokenizer, chat, engine)
+        return Agent(model, tokenizer, chat, engine)
 
     def checkpoint(self) -> Path | None:
         """Where the weights are taken up again, if this run or resume=<path> has any."""
-        warm = self.checkpoints / "warm_start"
+        warm = self.warm_start_folder
         return self.training_checkpoint() or (warm if warm.exists() else None)
 
     def training_checkpoint(self) -> Path | None:

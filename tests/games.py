@@ -1,19 +1,19 @@
-"""Small environments that rollout tests play with."""
+"""Small environments that tests play with, named as `games:Name`."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 from envrl.env import Environment, Face, ToolCall, tool
 
 
 class Guess(Environment):
-    """Guess a word; `crane` wins."""
+    """Guess a word; the secret one wins."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, secret: str = "crane") -> None:
+        self.secret = secret
         self.guesses: list[str] = []
 
     def instructions(self, face: Face) -> str:
@@ -31,7 +31,7 @@ class Guess(Environment):
             word: The guess.
         """
         self.guesses.append(word)
-        if word == "crane":
+        if word == self.secret:
             self.reward, self.done, self.success = 1.0, True, True
         return f"not {word}" if not self.done else "right"
 
@@ -65,14 +65,15 @@ class Moody(Guess):
 
 
 class Flaky(Guess):
-    """Every first instance of a pair breaks on its first guess."""
+    """The first one made breaks on its second guess."""
 
-    instances = 0
+    made: ClassVar[list[Flaky]] = []
 
     def __init__(self) -> None:
         super().__init__()
-        Flaky.instances += 1
-        self.broken = Flaky.instances % 2 == 1
+        self.broken = not Flaky.made
+        self.closed = False
+        Flaky.made.append(self)
 
     @tool
     def guess(self, word: str) -> str:
@@ -81,9 +82,26 @@ class Flaky(Guess):
         Args:
             word: The guess.
         """
-        if self.broken:
+        if self.broken and self.guesses:
             raise ConnectionError("socket closed")
         return super().guess(word)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Counted(Guess):
+    """Knows how many of its kind are open, and how many ever were at once."""
+
+    live = peak = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Counted.live += 1
+        Counted.peak = max(Counted.peak, Counted.live)
+
+    def close(self) -> None:
+        Counted.live -= 1
 
 
 class Slow(Guess):
@@ -114,3 +132,8 @@ class Patient(Guess):
         """
         await asyncio.sleep(60)
         return word
+
+
+def call(word: str) -> str:
+    """A model's turn that guesses a word."""
+    return f'<tool_call>\n{{"name": "guess", "arguments": {{"word": "{word}"}}}}\n</tool_call>'
