@@ -102,7 +102,7 @@ def _validated(data: dict[str, Any]) -> RunSpec:
         raise ConfigError("\n".join([*lines.values(), *(line for _, line in found)])) from None
     if lines:
         raise ConfigError("\n".join(lines.values()))
-    name = data.get("name") or _name(spec)
+    name = spec.name if data.get("name") else _name(spec)
     output_dir = spec.output_dir if data.get("output_dir") else Path("outputs") / name
     return spec.model_copy(update={"name": name, "output_dir": output_dir})
 

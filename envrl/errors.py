@@ -61,9 +61,9 @@ def classify(exception: Exception) -> Blame:
     return Blame.MODEL if isinstance(exception, ValueError) else Blame.WORLD
 
 
-def unknown(what: str, name: str, choices: Iterable[str]) -> str:
+def unknown(what: str, name: object, choices: Iterable[str]) -> str:
     """One line for a name that is not among the choices; the nearest one is offered."""
     known = sorted(choices)
-    near = get_close_matches(name, known, 1)
+    near = get_close_matches(str(name), known, 1)
     hint = f"did you mean {near[0]}?" if near else f"choose from: {', '.join(known)}"
     return f"{what}: unknown {name!r}; {hint}"

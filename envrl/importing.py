@@ -33,7 +33,7 @@ def load_plugin(plugin: str) -> None:
 def _import(module: str) -> ModuleType:
     try:
         return _from_file(Path(module)) if module.endswith(".py") else import_module(module)
-    except Exception as error:  # an import runs a user's module, which may raise anything
+    except (Exception, SystemExit) as error:  # an import runs a user's module, which may raise anything
         raise ConfigError(f"cannot import {module}: {_reason(error)}") from error
 
 
@@ -56,7 +56,7 @@ def _from_file(file: Path) -> ModuleType:
     return module
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Type and text, and the line where it was raised unless the path itself is at fault."""
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, (ImportError, OSError, SyntaxError)):

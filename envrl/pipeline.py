@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,12 @@ def run(spec: RunSpec) -> Summary:
     Raises ConfigError where the run directory holds another run, StageError where a stage fails; the
     summary then says so, and what was done stays. Every rank of a launch calls it.
     """
-    summary = _shared(_opened(spec) if is_main() else None)
+    with open_run(spec) if is_main() else nullcontext():
+        return _run(spec)
+
+
+def _run(spec: RunSpec) -> Summary:
+    summary = _shared(Summary.read(spec.output_dir) or Summary(spec.digest) if is_main() else None)
     console = Console(quiet=not is_main())
     if summary.status == "ok" and len(summary.stages) == len(spec.stages):
         console.print(f"{spec.output_dir} is finished; resume=never runs it again")
@@ -46,10 +51,6 @@ def run(spec: RunSpec) -> Summary:
     if (spec.output_dir / "report.html").exists():
         console.print(f"report: {spec.output_dir / 'report.html'}", soft_wrap=True)
     return summary
-
-
-def _opened(spec: RunSpec) -> Summary:
-    return Summary.read(open_run(spec)) or Summary(spec.digest)
 
 
 def _shared(summary: Summary | None) -> Summary:

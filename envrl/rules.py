@@ -116,9 +116,12 @@ def _class(key: str, env: EnvSpec) -> type[Environment]:
         line = unknown(f"env.{key}.kind", env.kind, [*REGISTRY, "custom"])
         raise ConfigError(f"{line}; mend: env.{key}.kind={'|'.join([*REGISTRY, 'custom'])}")
     try:
-        return environment_class(env.kind, env.target)
+        cls = environment_class(env.kind, env.target)
+        if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+            raise ConfigError(f"{env.target} lacks {', '.join(missing)}")
     except ConfigError as error:
         raise ConfigError(f"env.{key}.target: {error}; mend: env.{key}.target=package.module:Name") from error
+    return cls
 
 
 def _arguments(key: str, env: EnvSpec, cls: type[Environment]) -> Iterator[str]:
@@ -200,8 +203,8 @@ def _scheduler(spec: RunSpec) -> Iterator[str]:
     except ConfigError as error:
         yield f"scheduler.target: {error}; {mend}"
         return
-    if not (isinstance(cls, type) and issubclass(cls, Scheduler)):
-        yield f"scheduler.target: {spec.scheduler.target} is no subclass of envrl.scheduler.Scheduler; {mend}"
+    if not (isinstance(cls, type) and issubclass(cls, Scheduler)) or inspect.isabstract(cls):
+        yield f"scheduler.target: {spec.scheduler.target} is no finished envrl.scheduler.Scheduler; {mend}"
 
 
 def _rewards(spec: RunSpec) -> Iterator[str]:
@@ -232,6 +235,9 @@ def _model(spec: RunSpec) -> Iterator[str]:
         yield "model.tiny: no shape for name_or_path=tiny; mend: model=tiny"
     if re.match(r"~|\.{0,2}/", model.name_or_path) and not Path(model.name_or_path).expanduser().is_dir():
         yield f"model.name_or_path: no such folder (got {model.name_or_path!r}); mend: model.name_or_path=..."
+    if model.tiny and model.tiny.head_dim % 2:
+        even = model.tiny.head_dim + 1
+        yield f"model.tiny.head_dim: must be even (got {even - 1}); mend: model.tiny.head_dim={even}"
     if model.tiny and model.tiny.num_attention_heads % model.tiny.num_key_value_heads:
         heads, shared = model.tiny.num_attention_heads, model.tiny.num_key_value_heads
         yield (

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,29 +22,51 @@ def is_main() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def open_run(spec: RunSpec) -> Path:
-    """Makes the run directory, or takes up one that holds the same spec. The main process calls it.
+@contextmanager
+def open_run(spec: RunSpec) -> Iterator[None]:
+    """Makes the run directory, or takes up one that holds the same spec, and holds it while the block runs.
 
-    `resume=never` moves an older directory aside. Raises ConfigError where the directory holds
-    another run.
+    `resume=never` moves an older directory aside. The main process calls it. Raises ConfigError where the
+    directory holds another run, or another process is at work in it.
     """
-    directory = spec.output_dir
+    directory, afresh = spec.output_dir, spec.resume == "never"
+    with ExitStack() as held:
+        try:
+            if afresh and directory.is_dir():
+                held.enter_context(_locked(directory))
+                _move_aside(directory)
+            directory.mkdir(parents=True, exist_ok=True)
+            held.enter_context(_locked(directory))
+            if not afresh:
+                _refuse_foreign(directory, spec)
+            dumped = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+            write_whole(directory / "spec.yaml", dumped)
+        except OSError as error:
+            raise ConfigError(
+                f"output_dir={directory}: {error.strerror}; give another output_dir=…"
+            ) from error
+        yield
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Holds a directory for this process; the lock follows it when it is renamed and dies with its owner."""
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
-        if spec.resume == "never":
-            _move_aside(directory)
-        elif directory.exists():
-            _refuse_foreign(directory, spec)
-        directory.mkdir(parents=True, exist_ok=True)
-        dumped = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        write_whole(directory / "spec.yaml", dumped)
-    except OSError as error:
-        raise ConfigError(f"output_dir={directory}: {error.strerror}; give another output_dir=…") from error
-    return directory
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"output_dir={directory}: another process is at work there; give another output_dir=…"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _move_aside(directory: Path) -> None:
-    if not directory.exists():
-        return
+    if any(directory.iterdir()) and not (directory / "spec.yaml").exists():
+        raise ConfigError(f"output_dir={directory}: not empty and no run; give another output_dir=…")
     if Path.cwd().is_relative_to(directory.resolve()):
         raise ConfigError(
             f"output_dir={directory}: the working directory is in it; give another output_dir=…"
@@ -51,8 +76,6 @@ def _move_aside(directory: Path) -> None:
 
 
 def _refuse_foreign(directory: Path, spec: RunSpec) -> None:
-    if not directory.is_dir():
-        raise ConfigError(f"output_dir={directory}: not a directory; give another output_dir=…")
     if not any(directory.iterdir()):
         return
     old = _read_spec(directory)

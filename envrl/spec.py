@@ -268,7 +268,7 @@ class RunSpec(Spec):
     """auto, never, or the path of a checkpoint."""
     plugins: list[str]
     """Modules or .py files imported before the rest is judged."""
-    threads: Positive
+    threads: Annotated[int, Field(ge=1, le=1024)]
     """CPU threads of torch; part of the spec because results depend on them."""
     env: Annotated[dict[str, EnvSpec], Field(min_length=1)]
     model: ModelSpec

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, pstdev, variance
 from typing import Any, Literal, NotRequired, Self, TypedDict
 
+from envrl.errors import ConfigError
 from envrl.tracking import finite, write_whole
 
 Record = Mapping[str, Any]
@@ -75,7 +76,12 @@ class Summary:
     def read(cls, directory: Path) -> Self | None:
         """The summary of a run directory; None where there is none yet."""
         path = directory / "summary.json"
-        return cls(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{path}: cannot be read ({error}); start afresh with resume=never") from error
 
     def write(self, directory: Path) -> Path:
         """Writes summary.json whole or not at all."""

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Before anything imports torch or the hub's client; the processes that tests start inherit them.
+HERE = Path(__file__).parent
+# Before anything imports torch or the hub's client. The processes that tests start inherit all of it.
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-sys.path.insert(0, str(Path(__file__).parent))  # games.py, whose environments are named by import path
+os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), str(HERE)])
+sys.path.insert(0, str(HERE))  # games.py, whose environments are named by import path
 
 import pytest
 from hypothesis import settings

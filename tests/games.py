@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
+from random import Random
 from typing import Any, ClassVar
 
 from envrl.env import Environment, Face, ToolCall, tool
+from envrl.env.frozen_lake import FrozenLake
 
 
 class Guess(Environment):
@@ -39,6 +42,9 @@ class Guess(Environment):
         if "[" not in text:
             raise ValueError("write [word]")
         return ToolCall("guess", {"word": text.split("[")[1].split("]")[0]})
+
+    def random_action(self, rng: Random) -> ToolCall:
+        return ToolCall("guess", {"word": rng.choice(["zebra", "crane"])})
 
 
 class Moody(Guess):
@@ -132,6 +138,55 @@ class Patient(Guess):
         """
         await asyncio.sleep(60)
         return word
+
+
+class Rated(Guess):
+    """The members of a group get the rewards of their dataset row in turn; a null breaks the episode."""
+
+    met: ClassVar[Counter[int | None]] = Counter()
+
+    def reset(self, *, seed: int | None = None, rewards: list[float | None], **row: Any) -> str | None:
+        reward = rewards[Rated.met[seed] % len(rewards)]
+        Rated.met[seed] += 1
+        if reward is None:
+            raise ConnectionError("no route to the game")
+        self.reward = reward
+        return None
+
+
+class Fading(Guess):
+    """Every game of the process pays less than the one before."""
+
+    played = 0
+
+    def reset(self, *, seed: int | None = None, **row: Any) -> str | None:
+        Fading.played += 1
+        self.reward = 1 / Fading.played
+        return None
+
+
+class Unreachable(Guess):
+    """No game ever starts."""
+
+    def reset(self, *, seed: int | None = None, **row: Any) -> str | None:
+        raise ConnectionError("no route to the game")
+
+
+class Clueless(FrozenLake):
+    """Its solver knows no more than chance."""
+
+    def gold_action(self) -> ToolCall:
+        return ToolCall("move", {"direction": "up"})
+
+    def random_action(self, rng: Random) -> ToolCall:
+        return self.gold_action()
+
+
+class FarLake(FrozenLake):
+    """Solvable, were it not out of reach."""
+
+    def reset(self, *, seed: int | None = None, **row: Any) -> str:  # type: ignore[override]
+        raise ConnectionError("no route to the lake")
 
 
 def call(word: str) -> str:

@@ -12,25 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small import game, lake  # type: ignore[import-not-found]
 
 from envrl import compose, run
 from envrl.errors import ConfigError, StageError
 from envrl.tracking import read_jsonl
 
-SMALL = [
-    "model.tiny.hidden_size=32", "model.tiny.intermediate_size=64", "model.tiny.num_hidden_layers=1",
-    "model.warm_start.steps=6", "grpo.steps=4", "grpo.groups_per_step=2", "grpo.num_generations=4",
-    "evaluate.episodes=8", "check.groups=2", "check.require_signal=false", "checkpoint.every=2",
-]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
-def small(*overrides: str) -> list[str]:
-    return [*SMALL, *overrides]
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def timeless(path: Path) -> list[dict[str, Any]]:
@@ -41,14 +29,20 @@ def timeless(path: Path) -> list[dict[str, Any]]:
     ]
 
 
+def learned(path: Path) -> bool:
+    """Whether any step had a gradient; without one, every run looks like any other."""
+    return any(line["grad_norm"] for line in read_jsonl(path / "metrics.jsonl"))
+
+
 def test_the_walk_writes_what_the_run_directory_promises() -> None:
-    spec = compose(small("output_dir=walk"))
+    spec = compose(lake("output_dir=walk"))
     summary = run(spec)
     assert summary.status == "ok"
     assert summary.stages == [*spec.stages]
     assert [e["label"] for e in summary.evaluations] == ["warm_start", "grpo"]
     here = Path("walk")
     assert [line["step"] for line in read_jsonl(here / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert learned(here)
     for name in ("spec.yaml", "summary.json", "report.html", "run.log", "checkpoints/step-4/config.json"):
         assert (here / name).exists(), name
     episodes = read_jsonl(here / "episodes.jsonl")
@@ -61,30 +55,61 @@ def test_the_walk_writes_what_the_run_directory_promises() -> None:
 @pytest.mark.parametrize("scheduler", ["tool_calling", "gym"])
 def test_the_same_command_gives_the_same_metrics(scheduler: str) -> None:
     for name in ("a", "b"):
-        run(compose(small(f"output_dir={name}", f"scheduler={scheduler}", "stages=[warm_start,train]")))
+        run(compose(lake(f"output_dir={name}", f"scheduler={scheduler}", "stages=[warm_start,train]")))
+    assert learned(Path("a"))
     assert timeless(Path("a")) == timeless(Path("b"))
 
 
-def test_a_run_killed_in_training_resumes_as_if_unbroken() -> None:
-    stages = "stages=[warm_start,evaluate,train,evaluate]"
-    run(compose(small("output_dir=whole", stages, "grpo.steps=8")))
-    command = [sys.executable, "-m", "envrl", *small("output_dir=cut", stages, "grpo.steps=8")]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while len(read_jsonl(Path("cut/metrics.jsonl"))) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert len(read_jsonl(Path("cut/metrics.jsonl"))) < 8
-    summary = run(compose(small("output_dir=cut", stages, "grpo.steps=8")))
-    assert summary.status == "ok"
+STOPPED = ["stages=[warm_start,evaluate,train,evaluate]", "grpo.steps=8"]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that the stopped ones are measured by."""
+    directory = tmp_path_factory.mktemp("unbroken") / "whole"
+    run(compose(lake(f"output_dir={directory}", *STOPPED)))
+    assert learned(directory)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
+)
+def test_a_run_stopped_in_training_resumes_as_if_unbroken(
+    unbroken: Path, sent: signal.Signals, status: int
+) -> None:
+    overrides, directory = lake("output_dir=cut", *STOPPED), Path("cut")
+    with Path("said").open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "envrl", *overrides], stdout=said, stderr=said, start_new_session=True
+        )
+    wait_for_steps(process, directory, 3)
+    process.send_signal(sent)
+    assert process.wait(timeout=60) == status
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    assert 3 <= len(read_jsonl(directory / "metrics.jsonl")) < 8
+    assert "Traceback" not in Path("said").read_text()
+    if sent is not signal.SIGKILL:
+        summary = json.loads((directory / "summary.json").read_text())
+        assert (summary["status"], summary["stages"]) == ("failed", ["warm_start", "evaluate"])
+        assert summary["error"]
+    summary = run(compose(overrides))
+    assert (summary.status, summary.error) == ("ok", None)
     assert [e["label"] for e in summary.evaluations] == ["warm_start", "grpo"]
-    assert timeless(Path("cut")) == timeless(Path("whole"))
+    assert timeless(directory) == timeless(unbroken)
+
+
+def wait_for_steps(process: subprocess.Popen[bytes], directory: Path, steps: int) -> None:
+    deadline = time.monotonic() + 120
+    while len(read_jsonl(directory / "metrics.jsonl")) < steps:
+        assert process.poll() is None, Path("said").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_finished_run_is_shown_and_not_run_again(capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = small("output_dir=done", "stages=[evaluate]")
+    overrides = lake("output_dir=done", "stages=[evaluate]")
     run(compose(overrides))
     written = Path("done/episodes.jsonl").stat().st_mtime_ns
     assert run(compose(overrides)).status == "ok"
@@ -93,43 +118,83 @@ def test_a_finished_run_is_shown_and_not_run_again(capsys: pytest.CaptureFixture
 
 
 def test_never_moves_the_old_run_aside() -> None:
-    overrides = small("output_dir=again", "stages=[evaluate]", "resume=never")
+    overrides = lake("output_dir=again", "stages=[evaluate]", "resume=never")
     for _ in range(3):
         run(compose(overrides))
     assert {path.name for path in Path().glob("again*")} == {"again", "again.old-1", "again.old-2"}
 
 
 def test_another_runs_directory_is_refused_with_the_changed_keys() -> None:
-    run(compose(small("output_dir=mine", "stages=[evaluate]")))
+    run(compose(lake("output_dir=mine", "stages=[evaluate]")))
     with pytest.raises(ConfigError, match=r"grpo\.steps: 4 there, 9 now"):
-        run(compose(small("output_dir=mine", "stages=[evaluate]", "grpo.steps=9")))
+        run(compose(lake("output_dir=mine", "stages=[evaluate]", "grpo.steps=9")))
 
 
 def test_a_failing_stage_says_so_and_leaves_what_was_done() -> None:
-    Path("broken.py").write_text(
-        "from envrl.env.frozen_lake import FrozenLake\n"
-        "class Broken(FrozenLake):\n"
-        "    def reset(self, **row):\n"
-        "        raise ConnectionError('no route to the lake')\n"
-    )
-    sys.path.insert(0, str(Path.cwd()))
-    spec = compose(small("env=custom", "env.custom.target=broken:Broken", "output_dir=failed"))
-    with pytest.raises(StageError, match="no route to the lake"):
+    spec = compose(game("Unreachable", "output_dir=failed", "check.require_signal=false"))
+    with pytest.raises(StageError, match="no route to the game"):
         run(spec)
     summary = json.loads(Path("failed/summary.json").read_text())
     assert summary["status"] == "failed"
-    assert "no route to the lake" in summary["error"]
+    assert "no route to the game" in summary["error"]
     assert "Traceback" in Path("failed/run.log").read_text()
 
 
 def test_a_checkpoint_can_be_evaluated_with_samples() -> None:
-    run(compose(small("output_dir=source", "stages=[warm_start]")))
-    spec = compose(
-        small(
-            "model.name_or_path=source/checkpoints/warm_start", "stages=[evaluate]", "output_dir=eval",
-            "evaluate.samples=4", "evaluate.temperature=1",
-        )  # fmt: skip
-    )
+    run(compose(lake("output_dir=source", "stages=[warm_start]")))
+    sampled = ["evaluate.samples=4", "evaluate.temperature=1"]
+    source = "model.name_or_path=source/checkpoints/warm_start"
+    spec = compose(lake(source, "stages=[evaluate]", "output_dir=eval", *sampled))
     (evaluation,) = run(spec).evaluations
     assert evaluation["label"] == "warm_start"
+    assert evaluation["success_rate"]
     assert set(evaluation["pass_at_k"]) == {"1", "2", "4"}
+
+
+def test_a_run_that_broke_before_its_first_checkpoint_counts_every_step_once() -> None:
+    Path("trip.py").write_text(
+        "from pathlib import Path\n"
+        "def term(record):\n"
+        "    step3 = record['name'].startswith('train/3/')\n"
+        "    if step3 and not Path('again').exists():\n"
+        "        raise KeyboardInterrupt\n"
+        "    return record['env_reward']\n"
+    )
+    sys.path.insert(0, str(Path.cwd()))
+    overrides = lake(
+        "output_dir=early", "stages=[train]", "checkpoint.every=null", "reward.terms=[trip:term]"
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        run(compose(overrides))
+    assert len(read_jsonl(Path("early/metrics.jsonl"))) == 2
+    Path("again").touch()
+    summary = run(compose(overrides))
+    assert [line["step"] for line in read_jsonl(Path("early/metrics.jsonl"))] == [1, 2, 3, 4]
+    assert summary.train is not None
+    assert summary.train["steps"] == 4
+    assert summary.train["episodes"] == 4 * 2 * 4
+
+
+def test_ranks_share_one_run_however_late_one_of_them_starts() -> None:
+    Path("late.py").write_text("import os, time\ntime.sleep(2 * int(os.environ.get('RANK', 0)))\n")
+    overrides = lake("stages=[warm_start,train,evaluate]", "plugins=[late.py]", "output_dir=ranks")
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "envrl",
+        *overrides,
+    ]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in Path().iterdir() if path.is_dir()] == ["outputs", "ranks"]
+    run(compose(lake("stages=[warm_start,train,evaluate]", "plugins=[late.py]", "output_dir=alone")))
+    ranks, alone = read_jsonl(Path("ranks/metrics.jsonl")), read_jsonl(Path("alone/metrics.jsonl"))
+    assert [line["step"] for line in ranks] == [1, 2, 3, 4]
+    for together, single in zip(ranks, alone, strict=True):
+        assert together["episodes"] == single["episodes"]
+        assert together["reward"] == pytest.approx(single["reward"], abs=1e-5)

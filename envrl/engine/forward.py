@@ -55,9 +55,9 @@ class Forward:
         config = model.config.get_text_config(decoder=True)
         others = set(getattr(config, "layer_types", None) or []) - {"full_attention"}
         if others:
-            raise ConfigError(_refusal(model, f"it has {', '.join(sorted(others))} layers"))
+            raise ConfigError(_refusal(model, f"has {', '.join(sorted(others))} layers"))
         if getattr(config, "max_position_embeddings", None) is None:
-            raise ConfigError(_refusal(model, "it states no max_position_embeddings"))
+            raise ConfigError(_refusal(model, "states no max_position_embeddings"))
         self.layers: int = config.num_hidden_layers
         self.sizes: dict[int, int] = {}
         """What KVCache wants to know of the model; empty before the first `borrow`."""
@@ -118,7 +118,7 @@ class Forward:
         self._model.train(False)
         self._model.set_attn_implementation(_ATTENTION)
         if self._model.config._attn_implementation != _ATTENTION:
-            raise ConfigError(_refusal(self._model, "its attention cannot be replaced"))
+            raise ConfigError(_refusal(self._model, "does not let its attention be replaced"))
 
     def _restore(self) -> None:
         if self._found is not None:
@@ -137,7 +137,7 @@ class Forward:
         wanted_R = torch.tensor([3, 6], device=first.ids_1N.device)
         logits_RV = self._run(self._eager, first, wanted_R)
         if len(first.layers) < self.layers or len(logits_RV) != len(wanted_R):
-            raise ConfigError(_refusal(self._model, "some layers keep a state of another kind"))
+            raise ConfigError(_refusal(self._model, "has layers of another kind"))
         if first.ids_1N.device.type != "cpu":
             return None
         with warnings.catch_warnings(record=True) as caught:
@@ -194,7 +194,7 @@ def _attention(
     if attention_mask is not None:
         asked.append("a mask of its own")
     if asked:
-        raise ConfigError(_refusal(module, f"it asks for {', '.join(asked)}"))
+        raise ConfigError(_refusal(module, f"asks for {', '.join(asked)}"))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return torch.ops.envrl.attend(query, key, value, module.layer_idx, scale), None
 
@@ -210,9 +210,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float)
 
 
 def _refusal(model: torch.nn.Module, reason: str) -> str:
-    rule = "vllm_mode=none needs plain causal attention in every layer"
-    mend = "model.name_or_path=<one that has it, such as a Qwen3 or a Llama 3>"
-    return f"model.name_or_path: {rule}, and {type(model).__name__} is no such model ({reason}); mend: {mend}"
+    what = f"vllm_mode=none needs plain causal attention in every layer, and {type(model).__name__} {reason}"
+    return f"model.name_or_path: {what}; mend: model.name_or_path=<a plain one, such as Qwen3 or Llama 3>"
 
 
 AttentionInterface.register(_ATTENTION, _attention)

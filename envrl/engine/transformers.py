@@ -97,6 +97,11 @@ class TransformersEngine(Engine):
         self._closed = False
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def kv_bytes(self) -> int:
+        """Memory that keys and values take now."""
+        return self._cache.nbytes
+
     # --- the contract -----------------------------------------------------------------------
 
     async def start(self) -> None:

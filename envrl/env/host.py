@@ -50,7 +50,10 @@ class Host:
         if self.lost:
             raise SessionLost(f"{type(self.environment).__name__} was left behind in an earlier call")
         if not self._threaded(method):
-            result = method(*args, **arguments)
+            try:
+                result = method(*args, **arguments)
+            except SystemExit as error:
+                raise SessionLost(_exits(method, error)) from error
             return await self._within(result, method, timeout_s) if inspect.isawaitable(result) else result
         if self._worker is None:
             self._worker = _Worker()
@@ -82,10 +85,15 @@ class Host:
                 raise
             self._abandon()
             raise StepTimeout(
-                f"{method.__name__} took longer than {timeout_s:g} s; raise scheduler.step_timeout_s"
+                f"{_name(method)} took longer than {timeout_s:g} s; raise scheduler.step_timeout_s"
             ) from None
-        except asyncio.CancelledError:
+        except SystemExit as error:
+            raise SessionLost(_exits(method, error)) from error
+        except asyncio.CancelledError as error:
             self._abandon()
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():
+                raise SessionLost(f"{_name(method)} raised CancelledError") from error
             raise
 
     def _abandon(self) -> None:
@@ -98,6 +106,14 @@ class Host:
 
     def _threaded(self, method: Callable[..., Any]) -> bool:
         return self.environment.blocking and not inspect.iscoroutinefunction(method)
+
+
+def _name(method: Callable[..., Any]) -> str:
+    return getattr(method, "__name__", repr(method))
+
+
+def _exits(method: Callable[..., Any], error: SystemExit) -> str:
+    return f"{_name(method)} called sys.exit({error.code!r})"
 
 
 class _Worker:

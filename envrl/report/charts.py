@@ -39,7 +39,9 @@ CHARTS = (
     Chart("Length of completions", "tokens", ("completions/mean_length", "completions/max_length")),
     Chart("Turns", "per episode", ("turns/mean",)),
     Chart("How episodes end", "share", ("stop/*",), stacked=True),
-    Chart("Tool calls", "per turn; share that failed", ("tools/call_frequency", "tools/failure_frequency")),
+    Chart(
+        "Tool calls", "per episode; share that failed", ("tools/call_frequency", "tools/failure_frequency")
+    ),
     Chart("Time of a step", "seconds", ("time/rollout_s", "time/update_s"), stacked=True),
     Chart("Throughput", "tokens per second", ("tokens_per_s",)),
 )

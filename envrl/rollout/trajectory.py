@@ -139,7 +139,7 @@ class Episode:
             rules = self.prompt
             if rules is None:
                 rules = await self._ask(self.host.environment.instructions, face)
-        self._scored = self._reward()
+            self._scored = self._reward()
         self.fork(opening(face, rules, observation, self.task.messages), tools=face is Face.TOOL)
 
     def fork(self, messages: list[dict[str, Any]], *, tools: bool = True) -> None:
@@ -221,7 +221,8 @@ class Episode:
             return f"Error: {mistake}"
         finally:
             turn.step_s += time.perf_counter() - started
-            self._credit(turn)
+            with self._boundary():
+                self._credit(turn)
         return "" if result is None else str(result)
 
     async def parse_action(self, text: str) -> ToolCall:
@@ -236,7 +237,8 @@ class Episode:
             turn.failures += 1
             raise
         finally:
-            self._credit(turn)
+            with self._boundary():
+                self._credit(turn)
 
     async def _ask(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One call of the environment, where and as long as its host lets it run."""
@@ -267,9 +269,7 @@ class Episode:
 
     def _reward(self) -> float | None:
         reward = self.host.environment.reward
-        if reward is not None and not math.isfinite(reward):
-            raise WorldError(f"env {self.task.env}: reward is {reward}")
-        return None if reward is None else float(reward)
+        return None if reward is None else _number("reward", reward)
 
     def _credit(self, turn: Turn) -> None:
         """Records by how much the reward rose since it was last looked at."""
@@ -282,13 +282,20 @@ class Episode:
 
     def finish(self, stop: StopReason, error: str | None = None) -> None:
         """Closes the record; what the environment does later, in close or a stuck thread, stays out of it."""
-        environment = self.host.environment
         self.stop, self.error = stop, error
-        self.metrics = dict(environment.metrics)
-        failed = stop is StopReason.ERROR
-        self.env_reward = None if failed else self._reward()
-        self.success = None if failed else environment.success
         self._duration = time.perf_counter() - self._started
+        if stop is StopReason.ERROR:
+            self.metrics, self.env_reward, self.success = {}, None, None
+            return
+        environment = self.host.environment
+        with self._boundary():
+            self.metrics = {
+                str(name): _number(f"metric {name}", value) for name, value in environment.metrics.items()
+            }
+            self.env_reward = self._reward()
+            self.success = (
+                None if environment.success is None else bool(_number("success", environment.success))
+            )
 
     @property
     def tokens(self) -> int:
@@ -325,6 +332,17 @@ class Episode:
             for t in self.transcripts
             if any(t.mask)
         ]
+
+
+def _number(what: str, value: Any) -> float:
+    """A value that an environment gave. Raises WorldError for what is no finite number."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise WorldError(f"{what} is {value!r}, not a number") from None
+    if not math.isfinite(number):
+        raise WorldError(f"{what} is {number}")
+    return number
 
 
 def opening(

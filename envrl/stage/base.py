@@ -163,6 +163,9 @@ class Run:
             # Weights that are trained stay in float32; the precision is that of the arithmetic.
             dtype = "float32" if training else spec.dtype
             model, tokenizer = load(source, dtype=dtype, attn_implementation=spec.attn_implementation)
+            for parameter in model.parameters():
+                # Out of the mapped file, whose alignment would change the last bits of a resumed run.
+                parameter.data = parameter.data.clone()
         else:
             tokenizer = await tiny_tokenizer(self.spec, cache=Path("outputs"))
             assert spec.tiny is not None

@@ -19,10 +19,19 @@ def build() -> Build:
         torch.set_num_threads(1)
         torch.manual_seed(0)
         settings: dict[str, object] = {
-            "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-            "max_position_embeddings": 512, "tie_word_embeddings": True, "bos_token_id": None,
-            "eos_token_id": None, "pad_token_id": 0, "initializer_range": 0.3,
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "max_position_embeddings": 512,
+            "tie_word_embeddings": True,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": 0,
+            "initializer_range": 0.3,
         } | changes
         if kind == "llama":
             return LlamaForCausalLM(LlamaConfig(**settings))

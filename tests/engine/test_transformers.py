@@ -13,6 +13,8 @@ from envrl.engine import Generation, GenerationStop, Sampling
 from envrl.engine.transformers import TransformersEngine
 from envrl.errors import ConfigError, EngineError
 
+GREEDY = Sampling(max_tokens=1, temperature=0)
+
 
 def plain_logprobs(model, ids: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
     """What the model itself says of each next token."""
@@ -25,7 +27,7 @@ def tokens(rng: Random, most: int, least: int = 1) -> list[int]:
     return [rng.randrange(48) for _ in range(rng.randint(least, most))]
 
 
-async def converse(engine, seed: int, *, prompt=None, turns: int = 3, pause: bool = False, name: str = ""):
+async def converse(engine, seed: int, *, prompt=None, turns: int = 3, pause: bool = False, most: int = 9):
     """One episode; all its tokens, and each turn's start and generation."""
     rng = Random(seed)
     ids = list(prompt or tokens(rng, 40))
@@ -33,8 +35,8 @@ async def converse(engine, seed: int, *, prompt=None, turns: int = 3, pause: boo
     for turn in range(turns):
         if pause:
             await asyncio.sleep(rng.random() / 100)
-        sampling = Sampling(max_tokens=rng.randint(1, 9), seed=100 * seed + turn)
-        generation = await engine.generate(ids, sampling, episode=name or str(seed))
+        sampling = Sampling(max_tokens=rng.randint(1, most), seed=100 * seed + turn)
+        generation = await engine.generate(ids, sampling, episode=str(seed))
         said.append((len(ids), generation))
         ids = ids + generation.ids + tokens(rng, 20, least=0)
     return ids, said
@@ -79,6 +81,43 @@ def test_logprobs_are_those_of_a_plain_forward(build, kind, changes, attention):
     conversations = asyncio.run(play())
     assert (model.training, model.config._attn_implementation) == (True, attention)
     assert_plain(model, conversations)
+
+
+def bfloat16():
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def test_passes_run_under_the_trainers_autocast(build):
+    model = build(attn_implementation="eager")
+    model.activation_checkpointing_enable()
+    engine = TransformersEngine(model, autocast=bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    prompt = tokens(Random(0), 40, least=40)
+    for version in range(3):  # a cast weight that outlived an update would show
+        asyncio.run(engine.load_weights([], version))
+        (answer,) = asyncio.run(generate_all(engine, [prompt], Sampling(max_tokens=60)))
+        ids = torch.tensor([prompt + answer.ids])
+        with bfloat16():
+            expected = plain_logprobs(model, ids[0].tolist())[len(prompt) - 1 : -1]
+        chosen = expected.gather(1, ids[0, len(prompt) :, None])[:, 0]
+        assert torch.tensor(answer.logprobs) == pytest.approx(chosen, abs=0.2)
+        assert (torch.tensor(answer.logprobs) - chosen).abs().mean() < 0.02
+        model.train()
+        with bfloat16():
+            loss = model(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_keys_and_values_are_stored_as_autocast_has_them(model):
+    def kv_bytes(**settings) -> int:
+        engine = TransformersEngine(model, **settings)
+        asyncio.run(generate_all(engine, [[1, 2, 3]], Sampling(max_tokens=3)))
+        return engine.kv_bytes
+
+    assert kv_bytes(autocast=bfloat16) == kv_bytes() // 2
 
 
 def test_logprobs_are_under_the_temperature(model):
@@ -221,6 +260,87 @@ def test_the_same_requests_give_the_same_results(build, max_batch):
     assert asyncio.run(play()) == asyncio.run(play())
 
 
+BLOCK = 256 * 64 / 2**30
+"""GiB of 64 positions of the model in these tests."""
+
+
+@pytest.mark.parametrize(("blocks", "most"), [(4, 12), (8, 12), (12, 12), (16, 90)])
+def test_little_memory_changes_no_token(model, blocks, most):
+    async def play(limit: float | None):
+        engine = TransformersEngine(model, kv_cache_gib=limit)
+        await engine.start()
+        group = tokens(Random(9), 60, least=60)
+        games = [
+            converse(engine, seed, prompt=group if seed % 2 else None, pause=seed % 3 == 0, most=most)
+            for seed in range(10)
+        ]
+        playing = asyncio.gather(*games)
+        peak = 0
+        while not playing.done():
+            peak = max(peak, engine.kv_bytes)
+            await asyncio.sleep(0)
+        return await playing, peak, engine.fed
+
+    limit = blocks * BLOCK  # the longest episode takes up to four
+    enough, held, fed = asyncio.run(play(None))
+    scarce, peak, fed_again = asyncio.run(play(limit))
+    assert [ids for ids, _ in scarce] == [ids for ids, _ in enough]
+    assert_plain(model, scarce)
+    assert peak <= limit * 2**30 < held
+    assert fed_again > fed
+
+
+def test_idle_episodes_give_way_and_are_fed_again(model):
+    async def play():
+        engine = TransformersEngine(model, kv_cache_gib=BLOCK)
+        first = await engine.generate([1] * 20, Sampling(max_tokens=3), episode="a")
+        ids = [1] * 20 + first.ids
+        await engine.generate([2] * 20, Sampling(max_tokens=1), episode="b")
+        fed = engine.fed
+        return ids, await engine.generate(ids, Sampling(max_tokens=2), episode="a"), engine.fed - fed
+
+    ids, again, fed = asyncio.run(play())
+    assert fed == 23 + 1
+    assert_plain(model, [(ids + again.ids, [(23, again)])])
+
+
+def test_rows_that_outgrow_the_memory_queue_again(model):
+    async def play(limit: float | None):
+        engine = TransformersEngine(model, kv_cache_gib=limit)
+        prompts = [tokens(Random(seed), 20) for seed in range(6)]
+        return await generate_all(engine, prompts, Sampling(max_tokens=200)), engine.fed
+
+    enough, fed = asyncio.run(play(None))
+    scarce, fed_again = asyncio.run(play(6 * BLOCK))
+    assert [answer.ids for answer in scarce] == [answer.ids for answer in enough]
+    assert fed_again > fed
+
+
+def test_a_row_that_queues_again_ends_before_weights_change(build):
+    model, other = build(), build()
+    for parameter in other.parameters():
+        parameter.data.mul_(1.1)
+
+    async def play():
+        engine = TransformersEngine(model, kv_cache_gib=6 * BLOCK)
+        requests = [
+            asyncio.create_task(
+                engine.generate([1, seed], Sampling(max_tokens=200, seed=seed), episode=str(seed))
+            )
+            for seed in range(6)
+        ]
+        while len(engine._running) == len(requests) or not engine.passes:
+            await asyncio.sleep(0)
+        await engine.load_weights(other.named_parameters(), 1)
+        done = [request.done() for request in requests]
+        return done, await asyncio.gather(*requests)
+
+    plain = build()
+    done, answers = asyncio.run(play())
+    assert all(done)
+    assert_plain(plain, [([1, seed, *a.ids], [(2, a)]) for seed, a in enumerate(answers)])
+
+
 def test_end_ids(build):
     # every token ends the turn: the model's own two ids as eos, all others as stop
     model = build()
@@ -313,6 +433,86 @@ def test_loading_an_unknown_weight_names_it(model):
         asyncio.run(TransformersEngine(model).load_weights([("nonsense", torch.zeros(1))], 1))
 
 
+def as_found(model) -> tuple[str, list[bool]]:
+    return model.config._attn_implementation, [module.training for module in model.modules()]
+
+
+async def _answer(engine, request):
+    await request
+
+
+async def _cancel(engine, request):
+    request.cancel()
+
+
+async def _release(engine, request):
+    await engine.release("a")
+
+
+async def _close(engine, request):
+    await engine.close()
+
+
+async def _fail(engine, request):
+    with pytest.raises(EngineError):
+        await engine.generate([10_000], Sampling(max_tokens=1), episode="b")
+
+
+async def _load(engine, request):
+    """While weights are loaded a request queues."""
+    meanwhile = []
+
+    def weights():
+        meanwhile.append(as_found(engine.model))
+        yield from ()
+
+    loading = asyncio.create_task(engine.load_weights(weights(), 1))
+    await asyncio.sleep(0)
+    await asyncio.gather(loading, engine.generate([1], GREEDY, episode="b"))
+    assert meanwhile == [as_found(engine.model)]
+
+
+async def _leave(engine, request):
+    """The event loop ends with the request outstanding."""
+
+
+@pytest.mark.parametrize("end", [_answer, _cancel, _release, _close, _fail, _load, _leave])
+def test_the_module_is_given_back_as_it_was_found(build, end):
+    # without a trace it is lent for as long as a request runs
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    model = build("llama", rope_parameters=rope, attn_implementation="eager")
+    model.train()
+    model.model.layers[0].eval()  # frozen, say
+    found = as_found(model)
+    lent = []
+
+    async def play():
+        engine = TransformersEngine(model)
+        request = asyncio.create_task(engine.generate([1, 2], Sampling(max_tokens=20), episode="a"))
+        while engine.passes < 3:
+            await asyncio.sleep(0)
+        lent.append(as_found(model))
+        await end(engine, request)
+        if end is not _leave:
+            await asyncio.gather(request, return_exceptions=True)
+            lent.append(as_found(model))
+
+    asyncio.run(play())
+    assert lent[0] == ("envrl", [False] * len(found[1]))
+    assert [*lent[1:], as_found(model)] == [found] * (len(lent[1:]) + 1)
+
+
+def test_a_refused_model_is_given_back(build):
+    model = build("llama", attn_implementation="eager")
+    model.train()
+    model.model.layers[1].self_attn.forward = lambda hidden_states, **rest: (hidden_states, None)
+    found = as_found(model)
+    for play in (TransformersEngine(model).start(), generate_all(TransformersEngine(model), [[1]], GREEDY)):
+        with pytest.raises(ConfigError, match="layers of another kind"):
+            asyncio.run(play)
+        assert as_found(model) == found
+
+
 def test_the_trainer_goes_on_with_the_same_module(model):
     engine = TransformersEngine(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -391,8 +591,14 @@ def test_other_kinds_of_attention_are_refused(build):
 
 def test_a_window_that_only_attention_knows_of_is_refused():
     config = MistralConfig(
-        vocab_size=48, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, sliding_window=8, max_position_embeddings=64,
+        vocab_size=48,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=8,
+        max_position_embeddings=64,
     )
     engine = TransformersEngine(MistralForCausalLM(config))
     with pytest.raises(ConfigError, match="vllm_mode"):

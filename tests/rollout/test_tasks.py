@@ -2,13 +2,12 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import accumulate, islice
-from itertools import islice
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envrl.rollout.tasks import Tasks, mixture, split
+from envrl.rollout.tasks import Tasks, mixture
 from envrl.seeds import task_seed
 from envrl.spec import EnvSpec
 

@@ -1,0 +1,88 @@
+"""Training: what counts as a dead group, mixtures, and which checkpoints stay."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from games import Fading, Rated  # type: ignore[import-not-found]
+from safetensors.torch import load_file
+from small import game, lake  # type: ignore[import-not-found]
+
+from envrl import compose, run
+from envrl.tracking import read_jsonl
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+TIED = [0.6667, 0.66670001, None, 0.6667]
+MIXED = [0.0, 1.0, None, 1.0]
+
+
+def train_on(*rewards: list[float | None]) -> list[dict[str, float]]:
+    """Two steps over groups that get these rewards; returns the lines of metrics.jsonl."""
+    Rated.met.clear()
+    rows = [json.dumps({"seed": seed, "rewards": row}) + "\n" for seed, row in enumerate(rewards)]
+    Path("rows.jsonl").write_text("".join(rows))
+    world = ["rollout.retries=0", "scheduler.max_turn_tokens=8"]
+    steps = [f"grpo.groups_per_step={len(rewards)}", "grpo.steps=2", "checkpoint.every=1"]
+    stages = ["stages=[train]", "env.custom.dataset=rows.jsonl", "output_dir=trained"]
+    run(compose(game("Rated", *world, *steps, *stages)))
+    return read_jsonl(Path("trained/metrics.jsonl"))
+
+
+def test_dead_groups_are_counted_with_failures_left_out() -> None:
+    """Near ties beside a failure are no variance (SkyRL#1801)."""
+    for line in train_on(TIED, MIXED, TIED, TIED):
+        assert line["frac_zero_std"] == 0.75
+        assert (line["episodes"], line["episodes/errors"], line["rows"]) == (16, 4, 12)
+        assert line["grad_norm"] > 0
+
+
+def test_dead_groups_alone_change_no_weight() -> None:
+    for line in train_on(TIED, TIED):
+        assert (line["frac_zero_std"], line["grad_norm"], line["loss"]) == (1.0, 0.0, 0.0)
+    first, second = (load_file(f"trained/checkpoints/step-{step}/model.safetensors") for step in (1, 2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_mixture_keeps_its_shares_and_tells_its_environments_apart() -> None:
+    mixture = ["env=[frozen_lake,custom]", "env.custom.target=games:Guess", "env.frozen_lake.weight=2"]
+    sizes = ["grpo.groups_per_step=3", "grpo.steps=2", "evaluate.episodes=9"]
+    summary = run(compose(lake(*mixture, *sizes, "output_dir=mixed", "check.require_signal=false")))
+    assert summary.status == "ok"
+    played = Counter((e["label"], e["env"], e["episodes"]) for e in summary.evaluations)
+    assert played == Counter(
+        (label, env, count)
+        for label in ("warm_start", "grpo")
+        for env, count in (("frozen_lake", 6), ("custom", 3))
+    )
+    for line in read_jsonl(Path("mixed/metrics.jsonl")):
+        assert {"env/frozen_lake/reward", "env/frozen_lake/steps", "env/custom/reward"} <= set(line)
+        assert line["reward"] == pytest.approx(
+            (2 * line["env/frozen_lake/reward"] + line["env/custom/reward"]) / 3
+        )
+    trained = [e for e in read_jsonl(Path("mixed/episodes.jsonl")) if e["stage"] == "train"]
+    assert Counter(e["env"] for e in trained) == {"frozen_lake": 2 * 2 * 4, "custom": 2 * 4}
+
+
+def test_evaluations_in_training_keep_the_best_checkpoint() -> None:
+    """In a game that pays less every time, the first is the best."""
+    Fading.played = 0
+    steps = ["grpo.steps=4", "evaluate.every=1", "checkpoint.every=1", "checkpoint.keep=1"]
+    run(compose(game("Fading", "stages=[train]", "output_dir=fading", *steps)))
+    kept = {path.name for path in Path("fading/checkpoints").iterdir()}
+    assert kept == {"step-1", "step-4"}
+    evaluations = json.loads(Path("fading/summary.json").read_text())["evaluations"]
+    assert [(e["label"], e["step"], e["env"]) for e in evaluations] == [
+        ("grpo", step, "custom") for step in (1, 2, 3, 4)
+    ]
+    lines = read_jsonl(Path("fading/metrics.jsonl"))
+    scores = [line["eval/score"] for line in lines]
+    assert scores == sorted(scores, reverse=True)
+    assert scores == pytest.approx([e["reward_mean"] for e in evaluations])
+    evaluated = [e for e in read_jsonl(Path("fading/episodes.jsonl")) if e["stage"] == "evaluate"]
+    assert Counter(e["step"] for e in evaluated) == dict.fromkeys((1, 2, 3, 4), 8)
+    assert len({e["name"] for e in evaluated}) == len(evaluated)
