@@ -1,4 +1,4 @@
-"""What holds for all tests: one thread, no network, no deadlines on a busy machine; and parts that are shared."""
+"""What holds for all tests: one thread, no network, no deadlines where neighbours are busy."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-# Before anything imports torch or the hub's client. The processes that tests start inherit all of it.
-os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), str(HERE)])
-sys.path.insert(0, str(HERE))  # games.py, whose environments are named by import path
+sys.path.insert(0, str(Path(__file__).parent))  # games.py, whose environments are named by import path
+# Before anything imports torch or the hub's client; the processes that tests start inherit all of it.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["PYTHONPATH"] = os.pathsep.join(map(str, Path(__file__).parents[:2]))
 
 import pytest
 from hypothesis import settings

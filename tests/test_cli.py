@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from small import game, lake  # type: ignore[import-not-found]
 
 from envrl.cli import main
 
@@ -23,11 +24,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def envrl(*arguments: str) -> subprocess.CompletedProcess[str]:
     """`python -m envrl` in a process of its own."""
-    path = os.pathsep.join(p for p in sys.path if p)
-    return subprocess.run(
-        [sys.executable, "-m", "envrl", *arguments],
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    command = [sys.executable, "-m", "envrl", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +60,25 @@ def test_bad_input_in_a_process_of_its_own(tmp_path: Path) -> None:
         "       sed: unknown key; did you mean seed?",
     ]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_failing_stage_ends_with_1_and_one_line(tmp_path: Path) -> None:
+    overrides = game("Unreachable", "stages=[evaluate]", "rollout.retries=0", "output_dir=failed")
+    done = envrl(*overrides)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr + done.stdout
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("envrl: 8 of 8 episodes ended as error")
+    assert "no route to the game" in last
+    assert json.loads((tmp_path / "failed" / "summary.json").read_text())["status"] == "failed"
+    assert "Traceback" in (tmp_path / "failed" / "run.log").read_text()
+
+
+def test_a_run_that_is_done_ends_with_0(tmp_path: Path) -> None:
+    done = envrl(*lake("recipe=frozen_lake_gym", "stages=[check]", "output_dir=checked"))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "check: env.frozen_lake gold scores 1.00" in done.stderr
+    assert json.loads((tmp_path / "checked" / "summary.json").read_text())["status"] == "ok"
 
 
 def test_broken_yaml_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -143,14 +143,14 @@ BAD = {
     "model=null": "a group takes an option's name",
     "model.name_or_path=./nowhere": "model.name_or_path: no such folder (got './nowhere')",
     "model.lora.rank=8": "model.lora: not built yet",
-    "model.tiny.num_key_value_heads=3": "must divide num_attention_heads, which is 4 (got 3)",
+    "model.tiny.num_key_value_heads=3": "must divide num_attention_heads, which is 2 (got 3)",
     "recipe=nope": "unknown 'nope'; choose from: frozen_lake_gym",
     "reward.terms=[succes]": "unknown 'succes'; did you mean success?",
     "reward.terms=[nowhere:f]": "cannot import nowhere",
     "reward.terms=[]": "reward.terms: no terms",
     "reward.weights={sucess: 2}": "reward.weights: unknown 'sucess'",
     "scheduler.target=nowhere:Loop": "scheduler.target: cannot import nowhere",
-    "scheduler.target=envrl.spec:RunSpec": "is no subclass of envrl.scheduler.Scheduler",
+    "scheduler.target=envrl.spec:RunSpec": "envrl.spec:RunSpec is no finished envrl.scheduler.Scheduler",
     "plugins=[nowhere]": "plugins: cannot import nowhere",
     "grpo.staleness=1": "mend: grpo.staleness=0",
     "grpo.credit=turn": "mend: grpo.credit=episode",
@@ -158,7 +158,6 @@ BAD = {
     "rollout.min_inflight=4": "mend: rollout.min_inflight=null",
     "tracker=[wandb]": "tracker=[wandb]: not built yet; mend: tracker=[local]",
     "sweep.retries=3": "mend: sweep.retries=0",
-    "evaluate.samples=4": "evaluate.samples: greedy play repeats itself (got 4 at temperature 0)",
     "resume=nver": "resume: unknown 'nver'; did you mean never?",
     "name=a/b": "name: must be one folder name (got 'a/b')",
     "seed=${nope}": "seed: Interpolation key 'nope' not found",
@@ -176,18 +175,22 @@ def test_bad_input_says_what_and_how_to_mend_it(override: str) -> None:
     assert time.perf_counter() - started < 2
 
 
+def test_greedy_play_is_not_sampled_twice() -> None:
+    text = refused("evaluate.samples=4", "evaluate.temperature=0")
+    assert "evaluate.samples: greedy play repeats itself (got 4 at temperature 0)" in text
+    assert compose(["evaluate.samples=4"]).evaluate.temperature > 0
+
+
 def test_problems_are_raised_together() -> None:
     lines = refused("grpo.steps=0", "sed=1", "env.custom.weight=2", "grpo.loss=x").splitlines()
     assert [line.partition(":")[0] for line in lines] == ["env.custom", "grpo.steps", "grpo.loss", "sed"]
 
 
 def test_broken_rules_are_raised_together() -> None:
-    lines = refused(
-        "grpo.staleness=1", "reward.terms=[x]", "evaluate.samples=2", "plugins=[nowhere]"
-    ).splitlines()
-    assert [line.split(":")[0].split("=")[0] for line in lines] == [
-        "plugins", "grpo.staleness", "reward.terms", "evaluate.samples",
-    ]  # fmt: skip
+    greedy = ["evaluate.samples=2", "evaluate.temperature=0"]
+    lines = refused("grpo.staleness=1", "reward.terms=[x]", *greedy, "plugins=[nowhere]").splitlines()
+    named = [line.split(":")[0].split("=")[0] for line in lines]
+    assert named == ["plugins", "grpo.staleness", "reward.terms", "evaluate.samples"]
 
 
 def test_every_environment_needs_a_group() -> None:
@@ -204,11 +207,16 @@ def test_ranks_share_whole_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     ("rows", "says"),
     [
         (['{"seed": 1}'] * 999 + ['{"environment": "frozn"}'], "row 1000 (line 1000 of"),
-        (['{"environment": "frozn"}'], "environment 'frozn' is none of frozen_lake"),
+        (
+            ['{"environment": "frozn"}'],
+            "'frozn', and this is the dataset of frozen_lake; known: frozen_lake",
+        ),
         (["", "{"], "row 1 (line 2 of"),
         (["[1]"], "not a JSON object (got [1])"),
         (['{"seed": "x"}'], "seed must be an integer (got 'x')"),
-        (['{"messages": "hi"}'], "messages must be a list of objects with a role"),
+        (['{"messages": "hi"}'], "messages must be a list of objects with role and content (got 'hi')"),
+        (['{"messages": [{"role": "user"}]}'], "messages must be a list of objects with role and content"),
+        (['{"seed": 1}'] * 9, "has 9 rows; mend: more rows, or stages=[...] without evaluate"),
         ([], "has no rows"),
     ],
 )
@@ -220,8 +228,13 @@ def test_a_dataset_is_judged_row_by_row(tmp_path: Path, rows: list[str], says: s
 
 def test_a_sound_dataset_passes(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps({"seed": 3, "environment": "frozen_lake", "messages": [{"role": "user"}]}))
-    assert compose([f"env.frozen_lake.dataset={file}"]).env["frozen_lake"].dataset == file
+    messages = [{"role": "user", "content": "Play."}]
+    row = json.dumps({"seed": 3, "environment": "frozen_lake", "messages": messages})
+    file.write_text(f"{row}\n" * 10)
+    dataset = f"env.frozen_lake.dataset={file}"
+    assert compose([dataset]).env["frozen_lake"].dataset == file
+    file.write_text(row)
+    assert compose([dataset, "stages=[train]"]).env["frozen_lake"].dataset == file
 
 
 MUTE = """

@@ -154,17 +154,18 @@ def test_a_checkpoint_can_be_evaluated_with_samples() -> None:
 def test_a_run_that_broke_before_its_first_checkpoint_counts_every_step_once() -> None:
     Path("trip.py").write_text(
         "from pathlib import Path\n"
+        "from envrl.errors import StageError\n"
         "def term(record):\n"
         "    step3 = record['name'].startswith('train/3/')\n"
         "    if step3 and not Path('again').exists():\n"
-        "        raise KeyboardInterrupt\n"
+        "        raise StageError('tripped')\n"
         "    return record['env_reward']\n"
     )
     sys.path.insert(0, str(Path.cwd()))
     overrides = lake(
         "output_dir=early", "stages=[train]", "checkpoint.every=null", "reward.terms=[trip:term]"
     )  # fmt: skip
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(StageError, match="tripped"):
         run(compose(overrides))
     assert len(read_jsonl(Path("early/metrics.jsonl"))) == 2
     Path("again").touch()
@@ -191,7 +192,7 @@ def test_ranks_share_one_run_however_late_one_of_them_starts() -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in Path().iterdir() if path.is_dir()] == ["outputs", "ranks"]
+    assert {path.name for path in Path().iterdir() if path.is_dir()} == {"outputs", "ranks"}
     run(compose(lake("stages=[warm_start,train,evaluate]", "plugins=[late.py]", "output_dir=alone")))
     ranks, alone = read_jsonl(Path("ranks/metrics.jsonl")), read_jsonl(Path("alone/metrics.jsonl"))
     assert [line["step"] for line in ranks] == [1, 2, 3, 4]

@@ -177,7 +177,7 @@ class Run:
         model = model.to(self.accelerator.device)
         self.synchronize(model)
         chat = Chat(tokenizer, template_kwargs=spec.chat_template_kwargs, stop_ids=end_ids(model))
-        engine = TransformersEngine(model)
+        engine = TransformersEngine(model, autocast=self.accelerator.autocast)
         await engine.start()
         return Agent(model, tokenizer, chat, engine)
 

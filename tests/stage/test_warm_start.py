@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from small import lake  # type: ignore[import-not-found]
 
 from envrl import compose
 from envrl.env.frozen_lake import FrozenLake
 from envrl.errors import StageError
 from envrl.model import format_tool_call, parse_tool_calls
-from envrl.progress import Progress
 from envrl.rollout.trajectory import TokenRow
 from envrl.spec import WarmStartSpec
 from envrl.stage import warm_start
 from envrl.stage.base import Agent, Run
 from envrl.summary import Summary
-from envrl.tracking import Tracker
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def run_of(*overrides: str) -> tuple[Run, WarmStartSpec]:
     spec = compose(lake(*overrides))
-    directory, progress = Path("warm"), Progress(Console(file=io.StringIO()))
     assert spec.model.warm_start is not None
-    return Run(spec, directory, Summary(spec.digest), Tracker(directory), progress), spec.model.warm_start
+    return Run(spec, Summary(spec.digest)), spec.model.warm_start
 
 
 async def games(run: Run, spec: WarmStartSpec, count: int) -> tuple[Agent, list[TokenRow]]:
@@ -94,6 +89,12 @@ def test_only_solved_games_are_learned_where_success_is_required(required: str) 
 
 
 def test_a_solver_that_never_succeeds_is_given_up() -> None:
-    run, spec = run_of("scheduler.max_turns=1", "env.frozen_lake.args.size=9", "model.warm_start.noise=1")
-    with pytest.raises(StageError, match=r"none of \d+ solver games was solved; lower model\.warm_start\.noise"):
-        asyncio.run(games(run, spec.model_copy(update={"require_success": True}), 1))
+    Path("far.jsonl").write_text('{"grid": ["SFF", "FFF", "FFG"]}\n')
+    run, spec = run_of(
+        "stages=[warm_start]",
+        "env.frozen_lake.dataset=far.jsonl",
+        "scheduler.max_turns=1",
+        "model.warm_start.require_success=true",
+    )
+    with pytest.raises(StageError, match=r"none of \d+ solver games was solved.*require_success=false"):
+        asyncio.run(games(run, spec, 1))
