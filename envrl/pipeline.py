@@ -83,12 +83,10 @@ def _run_stages(spec: RunSpec, summary: Summary) -> None:
             log.exception("the run failed")
             if isinstance(error, StageError) or not isinstance(error, Exception):
                 raise
-            where = (
-                ""
-                if isinstance(error, EnvrlError)
-                else f"; the traceback is in {spec.output_dir / 'run.log'}"
-            )
-            raise StageError(f"{summary.error}{where}") from error
+            if isinstance(error, EnvrlError):
+                raise StageError(str(error)) from error
+            log_file = spec.output_dir / "run.log"
+            raise StageError(f"{summary.error}; the traceback is in {log_file}") from error
         finally:
             _save(summary, spec.output_dir)
 

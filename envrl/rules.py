@@ -60,6 +60,8 @@ def _unbuilt(spec: RunSpec) -> Iterator[str]:
     refused = {
         "scheduler=harness": spec.scheduler.kind is SchedulerKind.HARNESS and "scheduler=tool_calling",
         f"vllm_mode={spec.vllm_mode.kind}": spec.vllm_mode.kind != "none" and "vllm_mode=none",
+        "vllm_mode.launch=true": spec.vllm_mode.launch and "vllm_mode.launch=false",
+        f"vllm_mode.gpus={spec.vllm_mode.gpus}": spec.vllm_mode.gpus is not None and "vllm_mode.gpus=null",
         f"grpo.staleness={grpo.staleness}": grpo.staleness > 0 and "grpo.staleness=0",
         f"grpo.credit={grpo.credit}": grpo.credit != "episode" and "grpo.credit=episode",
         f"grpo.kl_coef={grpo.kl_coef:g}": grpo.kl_coef > 0 and "grpo.kl_coef=0",

@@ -65,6 +65,8 @@ class Moody(Guess):
             self.reward = float("nan")
         if word == "unscored":
             self.reward = None
+        if word == "raise":
+            self.reward = (self.reward or 0.0) + 0.25
         if word == "long":
             return "x" * 4000
         return super().guess(word)

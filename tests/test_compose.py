@@ -152,6 +152,8 @@ BAD = {
     "scheduler.target=nowhere:Loop": "scheduler.target: cannot import nowhere",
     "scheduler.target=envrl.spec:RunSpec": "envrl.spec:RunSpec is no finished envrl.scheduler.Scheduler",
     "plugins=[nowhere]": "plugins: cannot import nowhere",
+    "vllm_mode.launch=true": "not built yet; mend: vllm_mode.launch=false",
+    "vllm_mode.gpus=[0]": "not built yet; mend: vllm_mode.gpus=null",
     "grpo.staleness=1": "mend: grpo.staleness=0",
     "grpo.credit=turn": "mend: grpo.credit=episode",
     "grpo.kl_coef=0.1": "mend: grpo.kl_coef=0",

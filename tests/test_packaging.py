@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from small import SMALL, WARM  # type: ignore[import-not-found]
 
 import envrl
 import envrl.engine
@@ -97,3 +98,14 @@ def test_every_recipe_says_what_it_reproduces() -> None:
         first, second, *_ = file.read_text().splitlines()
         assert first == "# @package _global_"
         assert second.startswith("# "), file
+
+
+def test_the_environment_of_the_readme_is_trained(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(
+        r"^```python\n(# my_games\.py\n.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S
+    )
+    (elsewhere / "my_games.py").write_text(block)
+    monkeypatch.syspath_prepend(elsewhere)
+    summary = envrl.run(envrl.compose([*SMALL, *WARM, "env=custom", "env.custom.target=my_games:Parity"]))
+    assert summary.status == "ok"
+    assert [evaluation["label"] for evaluation in summary.evaluations] == ["warm_start", "grpo"]

@@ -248,7 +248,7 @@ class TransformersEngine(Engine):
         """Nothing runs inside; new requests queue meanwhile."""
         self._held += 1
         try:
-            while self._task is not None and (self._running or any(r.logprobs for r in self._waiting)):
+            while self._task and not self._task.done() and (self._running or self._calls()):
                 await asyncio.wait([self._task])
             self._forward.give_back()  # those who queue by now are seated later
             yield

@@ -18,7 +18,7 @@ def episode_metrics(records: Sequence[Record]) -> dict[str, float]:
     Lengths are sampled tokens per episode, `tools/call_frequency` is calls per episode and
     `tools/failure_frequency` failed calls per call.
     """
-    live = [r for r in records if r["stop"] is not StopReason.ERROR]
+    live = [r for r in records if r["stop"] != StopReason.ERROR]
     metrics: dict[str, float] = {
         "episodes": len(records),
         "episodes/errors": len(records) - len(live),

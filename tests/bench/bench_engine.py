@@ -1,28 +1,36 @@
 """Episodes per second: TransformersEngine against transformers' own `generate`.
 
 The workload is that of the default experiment: 64 episodes of two to six turns, eight to a group with one
-prompt of about 60 tokens, observations of about 25, six to eight sampled tokens a turn, a random Qwen3 of
-0.4 million parameters. `generate` plays them in lock-step, left-padded, without those that have ended,
-and prefills the whole history every turn, as rollouts without a cache do. Both sides sample the same
-number of tokens from the same module with one thread, one side after the other in every round; delays
-stand for tools, are exponential, and the same for both.
+prompt of about 60 tokens, observations of about 25, six to eight sampled tokens a turn, and the tiny model
+of conf/model/tiny.yaml with random weights. `generate` plays them in lock-step, left-padded, without
+those that have ended, and prefills the whole history every turn, as rollouts without a cache do. Both
+sides sample the same number of tokens from the same module with one thread, one side after the other in
+every round; delays stand for tools, are exponential, and the same for both.
 """
 
 from __future__ import annotations
 
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # for both sides; torch reads it when it is imported
+
 import asyncio
 import statistics
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
+from envrl import compose
 from envrl.engine import Sampling
 from envrl.engine.transformers import TransformersEngine
+from envrl.model.tiny import build_model
+from envrl.rollout.corpus import tiny_tokenizer
 
-VOCABULARY = 600
 EPISODES = 64
 GROUP = 8
 SAMPLED = (6, 7, 8, 7, 6, 7)
@@ -40,43 +48,33 @@ class Script:
     """In units of the mean."""
 
 
-def scripts() -> list[Script]:
+def scripts(vocabulary: int) -> list[Script]:
     """Groups share a prompt; games last two to six turns."""
-    prompts = [_tokens(Random(f"prompt {group}"), 55, 65) for group in range(EPISODES // GROUP)]
+    prompts = [_tokens(Random(f"prompt {group}"), vocabulary, 55, 65) for group in range(EPISODES // GROUP)]
     games = []
     for episode in range(EPISODES):
         rng = Random(f"game {episode}")
         turns = rng.randint(2, len(SAMPLED))
-        observations = [_tokens(rng, 20, 30) for _ in range(turns)]
+        observations = [_tokens(rng, vocabulary, 20, 30) for _ in range(turns)]
         games.append(
             Script(prompts[episode // GROUP], observations, [rng.expovariate(1) for _ in range(turns)])
         )
     return games
 
 
-def _tokens(rng: Random, least: int, most: int) -> list[int]:
-    return [rng.randrange(VOCABULARY) for _ in range(rng.randint(least, most))]
+def _tokens(rng: Random, vocabulary: int, least: int, most: int) -> list[int]:
+    return [rng.randrange(vocabulary) for _ in range(rng.randint(least, most))]
 
 
-def build_model() -> Qwen3ForCausalLM:
-    """A random model that never ends a turn by itself."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=96,
-        intermediate_size=288,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=24,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    model = Qwen3ForCausalLM(config)
-    model.train(False)
+def tiny_model() -> Qwen3ForCausalLM:
+    """The default experiment's model, untrained; it never ends a turn by itself."""
+    spec = compose(["model=tiny"])
+    assert spec.model.tiny
+    with tempfile.TemporaryDirectory() as cache:
+        tokenizer = asyncio.run(tiny_tokenizer(spec, cache=Path(cache)))
+    model = build_model(spec.model.tiny, tokenizer, seed=0)
+    model.set_attn_implementation(spec.model.attn_implementation)
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
     return model
 
 
@@ -144,7 +142,8 @@ def compare(model: Qwen3ForCausalLM, games: list[Script], mean_s: float) -> None
 def main() -> None:
     """Both comparisons."""
     torch.set_num_threads(1)
-    model, games = build_model(), scripts()
+    model = tiny_model()
+    games = scripts(model.config.vocab_size)
     for mean_s in (0.0, 0.05):
         compare(model, games, mean_s)
 

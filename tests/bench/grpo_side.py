@@ -40,9 +40,8 @@ class Parent:
 def ours(parent: Parent, folder: Path, steps: int) -> None:
     """envrl's train stage."""
     from envrl import compose
-    from envrl.progress import Progress
     from envrl.stage import train
-    from envrl.stage.run import Run
+    from envrl.stage.base import Run
     from envrl.summary import Summary
     from envrl.tracking import Tracker
 
@@ -67,10 +66,13 @@ def ours(parent: Parent, folder: Path, steps: int) -> None:
             *[f"scheduler.max_turns={TURNS}", f"scheduler.max_tokens={TOKENS}", "scheduler.after_done=speak"],
             *[f"grpo.groups_per_step={GROUPS}", f"grpo.num_generations={MEMBERS}", f"grpo.steps={steps}"],
             *[f"grpo.learning_rate={LEARNING_RATE}", "checkpoint.every=null", f"seed={SEED}"],
+            f"output_dir={folder / 'ours'}",
         ]
     )
+    run = Run(spec, Summary(spec.digest))
+    run.tracker = StepByStep(spec.output_dir)
     parent.wait()
-    asyncio.run(train.run(Run(spec, folder, Summary(spec.digest), StepByStep(folder / "ours"), Progress())))
+    asyncio.run(train.run(run))
 
 
 def trl(parent: Parent, folder: Path, steps: int, *, lake: str = "TrlLake") -> None:

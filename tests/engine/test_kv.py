@@ -51,6 +51,14 @@ def test_growing_keeps_what_the_first_slots_hold():
         assert not new[:, :, 64:].any()
 
 
+def test_a_place_that_is_not_stored_yet_has_nothing_to_move():
+    cache = filled(64 * POSITION)
+    keys, _ = cache.layer(0, torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
+    before = keys.normal_().clone()
+    cache.move([1], [0], 10)
+    assert torch.equal(keys, before)
+
+
 def test_the_budget_is_asked_for_anew_with_every_storage():
     asked = []
     cache = KVCache({0: 1}, lambda: len(asked.append(1) or asked) * 64)

@@ -31,3 +31,26 @@ def test_arranged_slots_lie_in_their_blocks_and_nobody_is_lost(data):
         assert {slot: old for old, slot in moves} == {s: p for s, p in before.items() if s.place != p}
         assert all(slots.places[slot.place] is slot for slot in live.values())
         assert len({slot.place for slot in live.values()}) == len(live)
+
+
+def test_eviction_spares_who_runs_and_who_is_about_to_be_copied():
+    slots = Slots()
+    for token, (name, length) in enumerate([("donor", 20), ("short", 9), ("long", 30)]):
+        slot = slots.seat(name, [token] * length)
+        slot.busy, slot.cached = False, length
+    assert slots.seat("heir", [0] * 15).cached == 14
+    assert slots.evict(3)
+    assert "short" not in slots
+    assert not slots.evict(1, but="long")
+    assert slots.evict(2)
+    assert "donor" in slots
+    assert "heir" in slots
+
+
+def test_packing_closes_gaps():
+    slots = Slots()
+    seated = {name: slots.seat(name, [index]) for index, name in enumerate("abcd")}
+    slots.free("b")
+    moved = slots.pack()
+    assert [(old, slot.place) for old, slot in moved] == [(3, 1)]
+    assert slots.places == [seated["a"], seated["d"], seated["c"]]

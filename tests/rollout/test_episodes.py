@@ -129,6 +129,12 @@ def test_a_reward_that_is_no_number_is_refused_by_name(play: Any) -> None:
     assert "nan" in episode.error
 
 
+def test_a_turn_is_credited_with_the_rise_of_the_reward(play: Any) -> None:
+    (episode,) = play("Moody", [call("raise"), call("raise") * 2, call("zebra"), call("crane")])
+    assert [turn.reward for turn in episode.turns] == [0.25, 0.5, 0.0, 0.25]
+    assert episode.score == 1.0
+
+
 def test_rewards_of_every_shape_stand_in_one_batch(play: Any) -> None:
     """None is "no reward this turn", 0 is a reward (SkyRL#299)."""
     shapes = [["unscored", "unscored", "crane"], ["zebra", "zebra", "crane"], ["crane"]]
