@@ -9,8 +9,8 @@ other shapes.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -140,7 +140,7 @@ class Forward:
             raise ConfigError(_refusal(self._model, "has layers of another kind"))
         if first.ids_1N.device.type != "cpu":
             return None
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught, _unpadded(self._model):
             warnings.simplefilter("always")
             try:
                 traced = self._run(partial(_traced, self._model, self._eager), first, wanted_R)
@@ -162,6 +162,20 @@ class Forward:
         tokens = [7 * index % size for index in range(sum(counts))]
         cached = [0] * len(counts)
         return Pass(cache, tokens, cached=cached, counts=counts, singles=counts.count(1), device=device)
+
+
+@contextmanager
+def _unpadded(model: PreTrainedModel) -> Iterator[None]:
+    """Embeddings forget their padding, which only gradients need: torch compares it with a size in Python."""
+    embeddings = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    paddings = [embedding.padding_idx for embedding in embeddings]
+    try:
+        for embedding in embeddings:
+            embedding.padding_idx = None
+        yield
+    finally:
+        for embedding, padding in zip(embeddings, paddings, strict=True):
+            embedding.padding_idx = padding
 
 
 def _traced(model: PreTrainedModel, forward: Replay, *example: Tensor) -> Replay:

@@ -51,8 +51,8 @@ class KVCache:
         self._sizes = sizes
         """Bytes of a position, by layer: as far as any cache of this model has seen."""
         self._budget = budget
-        self._most = _UNBOUNDED
-        """The budget in bytes, as of when there last was no storage."""
+        self._most: int | None = None
+        """The budget in bytes; None where it is to be asked for, because the memory served others since."""
         self._slots = 0
         self._length = 0
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
@@ -64,7 +64,7 @@ class KVCache:
 
     def room(self, length: int) -> int:
         """How many slots of so many positions may be reserved; one may be in any case."""
-        if not self._layers:
+        if self._most is None:
             self._most = self._budget()
         slot_bytes = sum(self._sizes.values()) * _padded(max(length, self._length))
         return max(self._most // max(slot_bytes, 1), 1)
@@ -104,9 +104,11 @@ class KVCache:
         """Frees the memory."""
         self._slots = self._length = 0
         self._layers = {}
+        self._most = None
 
     def rest(self) -> None:
         """Frees the memory when nothing in it is needed, unless that is too little to be worth it."""
+        self._most = None
         if self.nbytes > _SMALL:
             self.clear()
 

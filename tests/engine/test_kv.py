@@ -59,18 +59,14 @@ def test_a_place_that_is_not_stored_yet_has_nothing_to_move():
     assert torch.equal(keys, before)
 
 
-def test_the_budget_is_asked_for_anew_with_every_storage():
-    asked = []
-    cache = KVCache({0: 1}, lambda: len(asked.append(1) or asked) * 64)
-    assert [cache.room(1), cache.room(1)] == [1, 2]
-    cache.reserve(1, 1)
-    cache.layer(0, torch.zeros(1, 1, 1), torch.zeros(1, 1, 1))
-    known = len(asked)
-    cache.room(1)
-    assert len(asked) == known
+def test_the_budget_is_asked_for_anew_when_the_memory_may_have_served_others():
+    budgets = iter([64, 128, 192])
+    cache = KVCache({0: 1}, lambda: next(budgets))
+    assert [cache.room(1), cache.room(1)] == [1, 1]
+    cache.rest()
+    assert [cache.room(1), cache.room(1)] == [2, 2]
     cache.clear()
-    cache.room(1)
-    assert len(asked) == known + 1
+    assert cache.room(1) == 3
 
 
 def test_a_budget_by_default():

@@ -83,6 +83,16 @@ def test_logprobs_are_those_of_a_plain_forward(build, kind, changes, attention):
     assert_plain(model, conversations)
 
 
+@pytest.mark.parametrize("changes", [{}, {"pad_token_id": 3}, {"attn_implementation": "eager"}])
+def test_a_plain_model_is_traced_on_a_cpu(build, changes):
+    model = build(**changes)
+    padding = model.get_input_embeddings().padding_idx
+    engine = TransformersEngine(model)
+    asyncio.run(engine.start())
+    assert engine._forward._traced is not None
+    assert model.get_input_embeddings().padding_idx == padding
+
+
 def bfloat16():
     return torch.autocast("cpu", torch.bfloat16)
 
