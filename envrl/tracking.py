@@ -15,9 +15,6 @@ from typing import Any
 
 from envrl.errors import StageError
 
-KINDS = ("local",)
-"""What `tracker=[…]` may name."""
-
 
 class Tracker:
     """Writes the two logs of a run directory. Every call appends whole lines and flushes them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,8 @@ _WARNING = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
 _PLOT = {"displayModeBar": False, "responsive": True}
 
 
-def render(directory: Path, *, changed: Mapping[str, Any] | None = None) -> Path:
-    """Writes report.html from whatever the run directory holds so far.
-
-    `changed` names the settings that differ from the defaults, by dotted key.
-    """
+def render(directory: Path) -> Path:
+    """Writes report.html from whatever the run directory holds so far."""
     summary = Summary.read(directory) or Summary(spec_digest="")
     lines = read_jsonl(directory / "metrics.jsonl")
     seen = overview(directory / "episodes.jsonl")
@@ -50,24 +47,11 @@ def render(directory: Path, *, changed: Mapping[str, Any] | None = None) -> Path
         errors=seen.errors.most_common(10),
         logged=_warnings(directory / "run.log"),
         episodes=sample(directory / "episodes.jsonl", seen),
-        changed=changed or {},
         spec=_text(directory / "spec.yaml"),
     )
     path = directory / "report.html"
     write_whole(path, page)
     return path
-
-
-def changed_keys(spec: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The settings of a spec (plain data) that differ from the defaults, by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in spec.items():
-        default = defaults.get(key)
-        if isinstance(value, Mapping) and isinstance(default, Mapping):
-            found |= changed_keys(value, default, f"{prefix}{key}.")
-        elif value != default:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def times(summary: Summary, lines: Sequence[Line]) -> list[tuple[str, str, float]]:
