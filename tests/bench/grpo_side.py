@@ -81,12 +81,7 @@ def trl(parent: Parent, folder: Path, steps: int, *, lake: str = "TrlLake") -> N
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
-    from trl.chat_template_utils import qwen3_template
-
-    from envrl.env import Face
-    from envrl.env.frozen_lake import FrozenLake
-    from envrl.seeds import task_seed
+    from trl import GRPOTrainer
 
     torch.set_num_threads(1)
     figures: dict[str, float] = {}
@@ -115,40 +110,59 @@ def trl(parent: Parent, folder: Path, steps: int, *, lake: str = "TrlLake") -> N
         figures["turns"] = turns / len(completions)
         return [environment._game.reward for environment in environments]
 
-    # The same model, tokenizer and template as ours. TRL knows how to read the turns of templates that it
-    # ships; ours differs from Qwen3's in the two marks around a turn.
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32),
+        processing_class=_readable(AutoTokenizer.from_pretrained(folder / "model")),
+        reward_funcs=reward,
+        train_dataset=Dataset.from_dict(_tasks(steps)),
+        environment_factory=getattr(slow_lake, lake),
+        callbacks=[StepByStep()],
+        args=_settings(folder, steps),
+    ).train()
+
+
+def _readable(tokenizer: Any) -> Any:
+    """Our template, told to TRL as it knows Qwen3's: they differ in the two marks around a turn."""
+    from trl.chat_template_utils import qwen3_template
+
     content = {"close_pattern": r"<\|end\|>\s*", "content": "text"}
     fields = {**qwen3_template["fields"], "content": content}
     tokenizer.response_template = {**qwen3_template, "start_anchor": "<|assistant|>", "fields": fields}
+    return tokenizer
+
+
+def _tasks(steps: int) -> dict[str, list[Any]]:
+    """The boards that our side plays, in the same order."""
+    from envrl.env import Face
+    from envrl.env.frozen_lake import FrozenLake
+    from envrl.seeds import task_seed
+
     rules = [{"role": "user", "content": FrozenLake().instructions(Face.TOOL) + "\n\n"}]
     seeds = [task_seed(SEED, "train", group) for group in range(GROUPS * steps)]
-    GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32),
-        processing_class=tokenizer,
-        reward_funcs=reward,
-        train_dataset=Dataset.from_dict({"prompt": [rules] * len(seeds), "seed": seeds}),
-        environment_factory=getattr(slow_lake, lake),
-        callbacks=[StepByStep()],
-        args=GRPOConfig(
-            output_dir=str(folder / "trl"),
-            per_device_train_batch_size=GROUPS * MEMBERS,
-            num_generations=MEMBERS,
-            max_steps=steps,
-            max_completion_length=TOKENS,
-            max_tool_calling_iterations=TURNS,
-            temperature=1.0,
-            learning_rate=LEARNING_RATE,
-            gradient_checkpointing=False,
-            shuffle_dataset=False,
-            bf16=False,
-            use_cpu=True,
-            logging_steps=1,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-        ),
-    ).train()
+    return {"prompt": [rules] * len(seeds), "seed": seeds}
+
+
+def _settings(folder: Path, steps: int) -> Any:
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=str(folder / "trl"),
+        per_device_train_batch_size=GROUPS * MEMBERS,
+        num_generations=MEMBERS,
+        max_steps=steps,
+        max_completion_length=TOKENS,
+        max_tool_calling_iterations=TURNS,
+        temperature=1.0,
+        learning_rate=LEARNING_RATE,
+        gradient_checkpointing=False,
+        shuffle_dataset=False,
+        bf16=False,
+        use_cpu=True,
+        logging_steps=1,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
 
 
 def trl_async(parent: Parent, folder: Path, steps: int) -> None:
