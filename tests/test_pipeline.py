@@ -81,7 +81,12 @@ def test_a_run_stopped_in_training_resumes_as_if_unbroken(
     overrides, directory = lake("output_dir=cut", *STOPPED), Path("cut")
     with Path("said").open("w") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", "envrl", *overrides], stdout=said, stderr=said, start_new_session=True
+            [sys.executable, "-m", "envrl", *overrides],
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+            # A shell starts what it puts into the background with SIGINT ignored, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     wait_for_steps(process, directory, 3)
     process.send_signal(sent)
