@@ -8,12 +8,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -22,9 +22,6 @@ from envrl.report.table import table
 from envrl.rundir import is_main, open_run
 from envrl.spec import RunSpec
 from envrl.summary import Summary
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 log = logging.getLogger("envrl")
 

@@ -18,10 +18,10 @@ from typing import Any
 from envrl.env import REGISTRY, environment_class
 from envrl.env.base import Environment, checked_arguments, has_solver, tool_names
 from envrl.errors import ConfigError, unknown
-from envrl.importing import load_object, load_plugin
+from envrl.importing import load_plugin
 from envrl.reward import resolve
 from envrl.rollout.tasks import HELD_OUT_EVERY
-from envrl.scheduler.base import Scheduler
+from envrl.scheduler import scheduler_class
 from envrl.spec import Backend, EnvSpec, RunSpec, SchedulerKind, Stage
 
 _BAD_ROWS = 3  # of a dataset that are shown; one mistake often spoils every row
@@ -199,14 +199,10 @@ def _are_messages(value: Any) -> bool:
 def _scheduler(spec: RunSpec) -> Iterator[str]:
     if spec.scheduler.target is None:
         return
-    mend = "mend: scheduler.target=package.module:Name, or null"
     try:
-        cls = load_object(spec.scheduler.target)
+        scheduler_class(spec.scheduler)
     except ConfigError as error:
-        yield f"scheduler.target: {error}; {mend}"
-        return
-    if not (isinstance(cls, type) and issubclass(cls, Scheduler)) or inspect.isabstract(cls):
-        yield f"scheduler.target: {spec.scheduler.target} is no finished envrl.scheduler.Scheduler; {mend}"
+        yield f"scheduler.target: {error}; mend: scheduler.target=package.module:Name, or null"
 
 
 def _rewards(spec: RunSpec) -> Iterator[str]:

@@ -15,11 +15,10 @@ from envrl.env.base import Face, checked_arguments
 from envrl.env.host import Host, abandoned
 from envrl.env.schema import tool_schemas
 from envrl.errors import ConfigError, StageError, WorldError
-from envrl.importing import load_object
 from envrl.reward import score, total
 from envrl.rollout.tasks import Task
 from envrl.rollout.trajectory import Episode
-from envrl.scheduler import SCHEDULERS, Scheduler
+from envrl.scheduler import Scheduler, scheduler_class
 from envrl.seeds import derive
 from envrl.spec import RunSpec
 from envrl.stop import StopReason
@@ -41,7 +40,7 @@ class Runner:
         self._spec = spec
         self._chat = chat
         self._classes = {key: environment_class(env.kind, env.target) for key, env in spec.env.items()}
-        self._schedulers = {key: make_scheduler(spec, key) for key in spec.env}
+        self._schedulers = {key: scheduler_class(spec.scheduler_of(key))() for key in spec.env}
         schemas = {key: tool_schemas(cls) for key, cls in self._classes.items()}
         everything = list({s["function"]["name"]: s for own in schemas.values() for s in own}.values())
         show_all = spec.scheduler.tools_visible == "all"
@@ -163,17 +162,6 @@ class Runner:
                 f"{abandoned()} environment calls hang in abandoned threads; "
                 f"raise scheduler.step_timeout_s={self._spec.scheduler.step_timeout_s} or mend them"
             )
-
-
-def make_scheduler(spec: RunSpec, env: str) -> Scheduler:
-    """The loop that drives this environment's episodes. Raises ConfigError."""
-    settings = spec.scheduler_of(env)
-    if settings.target is None:
-        return SCHEDULERS[settings.kind]()
-    cls = load_object(settings.target)
-    if not (isinstance(cls, type) and issubclass(cls, Scheduler)):
-        raise ConfigError(f"scheduler.target={settings.target}: not a subclass of envrl.scheduler.Scheduler")
-    return cls()
 
 
 async def _together(coroutines: list[Any]) -> list[Any]:

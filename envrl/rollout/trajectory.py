@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Transcript:
-    """One append-only conversation. All four lists have one entry per token."""
+    """One append-only conversation. The three lists have one entry per token."""
 
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)

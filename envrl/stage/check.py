@@ -14,9 +14,9 @@ from envrl.env.schema import tool_schemas
 from envrl.errors import ConfigError, StageError
 from envrl.grpo.advantages import is_flat
 from envrl.rollout.policy import scripted
-from envrl.rollout.runner import make_scheduler
 from envrl.rollout.tasks import Tasks
 from envrl.rollout.trajectory import Episode
+from envrl.scheduler import scheduler_class
 from envrl.spec import RunSpec, Stage
 from envrl.stage.base import Run
 from envrl.stop import StopReason
@@ -34,7 +34,7 @@ async def run(run: Run) -> None:
     """Environments play, the template is token-exact, the budget fits, and there is something to learn."""
     agent = await run.agent()
     for key, env in run.spec.env.items():
-        face = make_scheduler(run.spec, key).face
+        face = scheduler_class(run.spec.scheduler_of(key)).face
         cls = environment_class(env.kind, env.target)
         agent.chat.check(tool_schemas(cls) if face is Face.TOOL else None)
         if has_solver(cls):
