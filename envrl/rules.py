@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from envrl.env import REGISTRY, environment_class
-from envrl.env.base import Environment, checked_arguments, has_solver, tool_names
+from envrl.env import REGISTRY, build, environment_class
+from envrl.env.base import Environment, has_solver
 from envrl.errors import ConfigError, unknown
 from envrl.importing import load_plugin
 from envrl.reward import resolve
@@ -92,23 +92,23 @@ def _stages(spec: RunSpec) -> Iterator[str]:
 
 
 def _environments(spec: RunSpec) -> Iterator[str]:
-    classes: dict[str, type[Environment]] = {}
+    built: dict[str, Environment] = {}
     for key, env in spec.env.items():
         if not re.fullmatch(r"[\w.-]+", key):
             yield f"env: {key!r} is no name for an environment; mend: env.<letters, digits, _ . ->={{...}}"
         try:
-            classes[key] = _class(key, env)
+            cls = _class(key, env)
+            built[key] = build(key, env)
         except ConfigError as error:
             yield str(error)
             continue
-        yield from _arguments(key, env, classes[key])
-        yield from _face(key, spec, classes[key])
+        yield from _face(key, spec, built[key])
         if env.dataset is not None:
-            yield from islice(_dataset(key, env.dataset, spec, classes[key]), _BAD_ROWS)
+            yield from islice(_dataset(key, Path(env.dataset), spec, cls), _BAD_ROWS)
     wants_solver = Stage.WARM_START in spec.stages and spec.model.warm_start is not None
-    if wants_solver and classes and not any(map(has_solver, classes.values())):
+    if wants_solver and built and not any(has_solver(type(e)) for e in built.values()):
         yield (
-            f"stages: warm_start needs an environment with a solver, and {', '.join(classes)} "
+            f"stages: warm_start needs an environment with a solver, and {', '.join(built)} "
             f"has none; mend: model.warm_start=null"
         )
 
@@ -126,23 +126,14 @@ def _class(key: str, env: EnvSpec) -> type[Environment]:
     return cls
 
 
-def _arguments(key: str, env: EnvSpec, cls: type[Environment]) -> Iterator[str]:
-    try:
-        checked_arguments(cls, env.args)
-    except ValueError as error:
-        yield f"env.{key}.args: {error}; mend: env.{key}.args.<name>=..."
-    except NameError as error:  # a type hint that exists for type checkers only
-        yield f"env.{key}.target: {cls.__name__}.__init__: {error}; mend: import what its type hints name"
-
-
-def _face(key: str, spec: RunSpec, cls: type[Environment]) -> Iterator[str]:
+def _face(key: str, spec: RunSpec, environment: Environment) -> Iterator[str]:
     """Whether the environment can be played through its scheduler's face."""
-    scheduler = spec.scheduler_of(key)
+    scheduler, cls = spec.scheduler_of(key), type(environment)
     if scheduler.target is not None:
         return
     if scheduler.kind is SchedulerKind.GYM and cls.parse_action is Environment.parse_action:
         yield f"env.{key}: {cls.__name__} has no parse_action for scheduler=gym; mend: scheduler=tool_calling"
-    if scheduler.kind is SchedulerKind.TOOL_CALLING and not tool_names(cls):
+    if scheduler.kind is SchedulerKind.TOOL_CALLING and not environment.tools():
         yield f"env.{key}: {cls.__name__} has no @tool for scheduler=tool_calling; mend: scheduler=gym"
 
 
@@ -218,7 +209,16 @@ def _rewards(spec: RunSpec) -> Iterator[str]:
         if not terms:
             yield f"{path}: no terms (got []); mend: {path}=[env]"
     known = {term for terms in used.values() for term in terms or []}
-    for term in spec.reward.weights or {}:
+    weights = spec.reward.weights or {}
+    if isinstance(weights, list):
+        terms = spec.reward.terms or []
+        if len(weights) != len(terms):
+            yield (
+                f"reward.weights: a list has one weight per term of reward.terms={terms} (got {weights}); "
+                "mend: reward.weights={<term>: <weight>}"
+            )
+        return
+    for term in weights:
         if term not in known:
             yield f"{unknown('reward.weights', term, known)}; mend: reward.weights={{{_first(known)}: 1}}"
 

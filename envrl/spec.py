@@ -56,6 +56,17 @@ class SchedulerKind(StrEnum):
     HARNESS = "harness"
 
 
+class SessionSpec(Spec):
+    """Sessions of an OpenEnv server; for every backend but in_process."""
+
+    capacity: Positive | None = None
+    """At once; None: as many as a training step has episodes."""
+    open_timeout_s: Seconds = 300
+    """For starting the server, and for a session to become free."""
+    ping_interval_s: Seconds | None = None
+    """Of WebSocket keepalive; None sends none, so that a server that computes for long is not cut off."""
+
+
 class EnvSpec(Spec):
     """One environment of the mixture; its key is free, `kind` says which environment it is."""
 
@@ -72,8 +83,15 @@ class EnvSpec(Spec):
     """Overrides scheduler.max_turns here."""
     scheduler: SchedulerKind | None = None
     """Overrides the scheduler's kind here."""
-    dataset: Path | None = None
-    """A JSON-lines file; each row goes to `reset(**row)`. Every tenth row is held out for evaluation."""
+    url: str | None = None
+    """Of a running OpenEnv server; for backend=url."""
+    image: str | None = None
+    """Of a container that runs an OpenEnv server; for backend=docker."""
+    adapter: str = "auto"
+    """How the server behind `url` or `image` speaks: a name of envrl.env.openenv.adapters, or auto."""
+    sessions: SessionSpec = SessionSpec()
+    dataset: str | None = None
+    """A .jsonl or .parquet file, or a name on the hub. Rows go to reset(**row); every tenth is held out."""
     prompt: str | None = None
     """Replaces the environment's own instructions."""
     reward: list[str] = ["env"]
@@ -147,8 +165,14 @@ class RewardSpec(Spec):
 
     terms: list[str] | None
     """None: each environment's own env.<key>.reward. A term is a name or `package.module:function`."""
-    weights: dict[str, float] | None
-    """By term; 1 where a term is not named."""
+    weights: dict[str, float] | list[float] | None
+    """By term, 1 where a term is not named; or one per term, in the order of `terms`."""
+
+    def weight_of(self, terms: list[str]) -> dict[str, float]:
+        """The weight of each term."""
+        if isinstance(self.weights, list):
+            return dict(zip(terms, self.weights, strict=True))
+        return {term: (self.weights or {}).get(term, 1.0) for term in terms}
 
 
 class SchedulerSpec(Spec):

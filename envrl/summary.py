@@ -47,13 +47,28 @@ class Evaluation(TypedDict):
     stops: dict[str, int]
     """Episodes by stop reason."""
     metrics: dict[str, float]
-    """Means of the environment's own metrics."""
+    """Means of the environment's own metrics, each over the episodes that have it."""
+    metrics_ci95: dict[str, list[float]]
+    """[low, high] of those means (normal); none where a single episode has the metric."""
+    change: NotRequired[Change]
+    """Against the label that was evaluated before, on the tasks that both played."""
     step: NotRequired[int]
     """The training step, for an evaluation during training."""
     avg_at_k: NotRequired[dict[str, float]]
     """k = samples per task: share of episodes that succeeded."""
     pass_at_k: NotRequired[dict[str, float]]
     """Chance that at least one of k samples of a task succeeds, over the tasks."""
+
+
+class Change(TypedDict):
+    """A difference in success between two labels on the same tasks."""
+
+    since: str
+    """The label before."""
+    tasks: int
+    success: float
+    success_ci95: list[float]
+    """[low, high] of the mean paired difference (normal). That 0 lies outside is evidence of a change."""
 
 
 @dataclass
@@ -120,7 +135,8 @@ def evaluation_of(
     """What the episodes of one environment came to. `samples` is the number of episodes per task."""
     played = [record for record in records if record["stop"] != "error"]
     rewards = [record["reward"] for record in played if record["reward"] is not None]
-    tasks = _tasks(played)
+    tasks = list(_outcomes(played).values())
+    metrics = _metrics(played)
     evaluation = Evaluation(
         label=label,
         env=env,
@@ -133,7 +149,8 @@ def evaluation_of(
         invalid_actions_mean=_mean([sum(turn["failures"] for turn in record["turns"]) for record in played]),
         unscored=sum(record["stop"] == "error" or record["reward"] is None for record in records),
         stops=dict(sorted(Counter(str(record["stop"]) for record in records).items())),
-        metrics=_metric_means(played),
+        metrics={name: fmean(values) for name, values in metrics.items()},
+        metrics_ci95={name: mean_interval(values) for name, values in metrics.items() if len(values) > 1},
     )
     if step is not None:
         evaluation["step"] = step
@@ -168,6 +185,29 @@ def success_interval(tasks: Sequence[Sequence[bool]]) -> tuple[float, float]:
     return wilson(rate, min(max(effective, len(tasks)), episodes))
 
 
+def mean_interval(values: Sequence[float]) -> list[float]:
+    """95% interval of the mean of at least two independent values, by the normal approximation."""
+    half = _Z95 * math.sqrt(variance(values) / len(values))
+    return [fmean(values) - half, fmean(values) + half]
+
+
+def paired_change(before: Iterable[Record], after: Iterable[Record], *, since: str) -> Change | None:
+    """How success changed on the tasks that both sides played; None where there are no two of them.
+
+    Equal tasks are equal in difficulty, so their differences vary less than two independent samples do.
+    """
+    old, new = _outcomes(before), _outcomes(after)
+    differences = [fmean(new[task]) - fmean(old[task]) for task in new.keys() & old.keys()]
+    if len(differences) < 2:
+        return None
+    return Change(
+        since=since,
+        tasks=len(differences),
+        success=fmean(differences),
+        success_ci95=mean_interval(differences),
+    )
+
+
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Unbiased chance that one of k samples succeeds, from c successes in n (Chen et al. 2021)."""
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
@@ -177,13 +217,13 @@ def _identity(evaluation: Evaluation) -> tuple[object, ...]:
     return evaluation["label"], evaluation["env"], evaluation.get("step")
 
 
-def _tasks(played: Iterable[Record]) -> list[list[bool]]:
-    """The outcomes of each task's samples; episodes without a notion of success are left out."""
-    outcomes: defaultdict[Any, list[bool]] = defaultdict(list)
-    for record in played:
-        if record["success"] is not None:
-            outcomes[record["group"]].append(bool(record["success"]))
-    return list(outcomes.values())
+def _outcomes(records: Iterable[Record]) -> dict[tuple[int, int], list[bool]]:
+    """The outcomes of each task's samples, by group and seed, where an episode says whether it succeeded."""
+    outcomes: defaultdict[tuple[int, int], list[bool]] = defaultdict(list)
+    for record in records:
+        if record["success"] is not None and record["stop"] != "error":
+            outcomes[record["group"], record["seed"]].append(bool(record["success"]))
+    return dict(outcomes)
 
 
 def _pass_at_k(tasks: Sequence[Sequence[bool]], samples: int) -> dict[str, float]:
@@ -193,13 +233,14 @@ def _pass_at_k(tasks: Sequence[Sequence[bool]], samples: int) -> dict[str, float
     return {str(k): fmean(values) for k, values in chances.items() if values}
 
 
-def _metric_means(played: Iterable[Record]) -> dict[str, float]:
+def _metrics(played: Iterable[Record]) -> dict[str, list[float]]:
+    """The values of each metric, by name."""
     values: defaultdict[str, list[float]] = defaultdict(list)
     for record in played:
         for name, value in finite(record["metrics"]).items():
             if value is not None:
                 values[name].append(float(value))
-    return {name: fmean(values[name]) for name in sorted(values)}
+    return dict(sorted(values.items()))
 
 
 def _mean(values: Sequence[float]) -> float | None:

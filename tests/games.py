@@ -73,15 +73,15 @@ class Moody(Guess):
 
 
 class Flaky(Guess):
-    """The first one made breaks on its second guess."""
+    """The first one played breaks on its second guess."""
 
-    made: ClassVar[list[Flaky]] = []
+    played: ClassVar[list[Flaky]] = []
+    closed = False
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.broken = not Flaky.made
-        self.closed = False
-        Flaky.made.append(self)
+    def reset(self, *, seed: int | None = None, **row: Any) -> str | None:
+        self.broken = not Flaky.played
+        Flaky.played.append(self)
+        return super().reset(seed=seed)
 
     @tool
     def guess(self, word: str) -> str:
@@ -103,10 +103,10 @@ class Counted(Guess):
 
     live = peak = 0
 
-    def __init__(self) -> None:
-        super().__init__()
+    def reset(self, *, seed: int | None = None, **row: Any) -> str | None:
         Counted.live += 1
         Counted.peak = max(Counted.peak, Counted.live)
+        return super().reset(seed=seed)
 
     def close(self) -> None:
         Counted.live -= 1

@@ -12,12 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envrl.summary import Summary, evaluation_of, machine, pass_at_k, success_interval, wilson
+from envrl.summary import (
+    Summary,
+    evaluation_of,
+    machine,
+    mean_interval,
+    paired_change,
+    pass_at_k,
+    success_interval,
+    wilson,
+)
 
 
 def record(group: int, success: bool | None = True, **changes: Any) -> dict[str, Any]:
     """An episode of two turns, the second with a failed call."""
-    plain = {"group": group, "success": success, "reward": float(bool(success)), "stop": "done"}
+    plain = {"group": group, "seed": 7 * group, "success": success, "reward": float(bool(success)), "stop": "done"}
     return {**plain, "turns": [{"failures": 0}, {"failures": 1}], "metrics": {"moves": 4}, **changes}
 
 
@@ -132,3 +141,21 @@ def test_an_evaluation_made_again_replaces_the_old_one() -> None:
         summary.add(evaluation_of([record(0, success)], "grpo", "lake"))
         summary.add(evaluation_of([record(0, success)], "grpo", "lake", step=5))
     assert [(e["success_rate"], e.get("step")) for e in summary.evaluations] == [(1, None), (1, 5)]
+
+
+def test_the_interval_of_a_mean_is_the_normal_one() -> None:
+    # mean 3, sample variance 2.5: scipy.stats.norm.interval(0.95, 3, sqrt(2.5 / 5))
+    assert mean_interval([1, 2, 3, 4, 5]) == pytest.approx([1.6140961756503, 4.3859038243497])
+
+
+def test_a_change_is_paired_by_task() -> None:
+    before = [record(i, i < 4) for i in range(10)] + [record(99, True)]
+    after = [record(i, i < 7) for i in range(10)] + [record(98, False), record(3) | BROKEN]
+    change = paired_change(before, after, since="warm_start")
+    assert change is not None
+    assert (change["since"], change["tasks"], change["success"]) == ("warm_start", 10, pytest.approx(0.3))
+    assert change["success_ci95"] == pytest.approx(mean_interval([0.0] * 7 + [1.0] * 3))
+
+
+def test_no_change_is_told_from_fewer_than_two_common_tasks() -> None:
+    assert paired_change([record(1)], [record(1), record(2)], since="warm_start") is None

@@ -7,8 +7,9 @@ from typing import Any
 from envrl.env.base import Environment, Face, ToolCall, checked_arguments, tool
 from envrl.errors import ConfigError, unknown
 from envrl.importing import load_object
+from envrl.spec import EnvSpec
 
-__all__ = ["REGISTRY", "Environment", "Face", "ToolCall", "environment_class", "make", "tool"]
+__all__ = ["REGISTRY", "Environment", "Face", "ToolCall", "build", "environment_class", "make", "tool"]
 
 REGISTRY: dict[str, str] = {
     "frozen_lake": "envrl.env.frozen_lake:FrozenLake",
@@ -36,12 +37,23 @@ def environment_class(kind: str, target: str | None = None) -> type[Environment]
 
 def make(name: str, **args: Any) -> Environment:
     """Builds an environment of the registry. Raises ConfigError naming the argument that is wrong."""
-    cls = environment_class(name)
+    return build(name, EnvSpec(kind=name, args=args))
+
+
+def build(key: str, spec: EnvSpec) -> Environment:
+    """The environment that `env.<key>` describes, in this process. Raises ConfigError."""
+    cls = environment_class(spec.kind, spec.target)
     try:
-        arguments = checked_arguments(cls, args)
+        return cls(**checked_arguments(cls, spec.args))
     except ValueError as error:
-        raise ConfigError(f"env.{name}.args: {error}") from None
-    return cls(**arguments)
+        raise ConfigError(f"env.{key}.args: {error}; mend: env.{key}.args.<name>=...") from error
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"env.{key}: {cls.__name__} cannot be built: {type(error).__name__}: {error}; connections and "
+            f"the like belong into reset, where they are retried; mend: env.{key}.args.<name>=..."
+        ) from error
 
 
 def _class_at(path: str) -> type[Environment]:

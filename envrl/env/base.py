@@ -97,11 +97,30 @@ class Environment(ABC):
         """A call drawn without looking at the state."""
         raise NotImplementedError(f"{type(self).__name__} has no random policy")
 
+    def thought(self) -> str:
+        """One sentence of reasoning that leads to the gold action, for models that think."""
+        return ""
+
+    def tasks(self, *, held_out: bool) -> list[dict[str, Any]] | None:
+        """The rows for `reset` where tasks can be listed: those to train on, or those held out.
+
+        None: as many as there are seeds. Where all tasks are needed for training, both lists are equal.
+        """
+        return None
+
+    async def open(self) -> None:
+        """Gets hold of what `reset` needs, such as a session. Waiting here costs the episode no time."""
+
     def close(self) -> Any:
         """Frees what the episode holds. Called on every exit path."""
 
+    @property
+    def unwrapped(self) -> Any:
+        """The object that its author wrote: this one, or the one that this one adapts."""
+        return self
+
     def tools(self) -> dict[str, Callable[..., Any]]:
-        """The bound tools by name, in the order of their definition."""
+        """What the model may call, by name: the bound `@tool` methods, in the order of their definition."""
         return {name: getattr(self, name) for name in tool_names(type(self))}
 
 

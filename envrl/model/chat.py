@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from envrl.env.base import ToolCall
 from envrl.errors import ConfigError
-from envrl.model.tool_calls import format_tool_call
+from envrl.model.tool_calls import THINK_OPEN, format_tool_call
 
 Message = dict[str, Any]
 Tools = list[dict[str, Any]]
@@ -62,6 +62,8 @@ class Chat:
         self._ids = lru_cache(1024)(self._tokenize)
         self.turn_end = self._find_turn_end()
         """The token that ends an assistant turn."""
+        self.thinks = bool(template_kwargs.get("enable_thinking", THINK_OPEN in str(tokenizer.chat_template)))
+        """Whether the model is asked to reason before it acts."""
         self.stop_ids = frozenset({self.turn_end, *stop_ids})
         """All tokens that end generation."""
 

@@ -109,10 +109,22 @@ def _change(before: Evaluation, after: Evaluation) -> str:
     if abs(points) < 0.05:
         return f"Success did not change in training: {new:.1%}."
     verb = "rose" if points > 0 else "fell"
-    chance = "but the 95% intervals overlap" if overlap(before, after) else "the 95% intervals do not overlap"
     return (
         f"Success {verb} by {abs(points):.1f} points, from {old:.1%} ({heading(before['label'])}) "
-        f"to {new:.1%} ({heading(after['label'])}); {chance}."
+        f"to {new:.1%} ({heading(after['label'])}); {_chance(before, after)}."
+    )
+
+
+def _chance(before: Evaluation, after: Evaluation) -> str:
+    """Whether the change could be luck: by the paired interval where there is one."""
+    change = after.get("change")
+    if change is None or change["since"] != before["label"]:
+        return "but the 95% intervals overlap" if overlap(before, after) else "the 95% intervals do not overlap"
+    low, high = change["success_ci95"]
+    sure = "leaves out 0" if low > 0 or high < 0 else "includes 0, so it may be chance"
+    return (
+        f"the 95% interval of the change on the same {change['tasks']} tasks, "
+        f"{low * 100:+.1f} to {high * 100:+.1f} points, {sure}"
     )
 
 
@@ -137,8 +149,22 @@ def _cells(evaluation: Evaluation) -> dict[str, str]:
         "invalid actions": _number(evaluation["invalid_actions_mean"]),
         "episodes": str(evaluation["episodes"]),
     }
+    if change := evaluation.get("change"):
+        low, high = (f"{bound * 100:+.1f}" for bound in change["success_ci95"])
+        points = f"{change['success'] * 100:+.1f} points [{low},{_NBSP}{high}]"
+        cells["change on the same tasks"] = points
+    cells |= {name: _metric(evaluation, name) for name in evaluation["metrics"]}
     cells |= {f"pass@{k}": f"{value:.1%}" for k, value in evaluation.get("pass_at_k", {}).items() if k != "1"}
     return cells | {_UNSCORED: str(evaluation["unscored"])}
+
+
+def _metric(evaluation: Evaluation, name: str) -> str:
+    """2.10 [1.95, 2.25]."""
+    mean = f"{evaluation['metrics'][name]:.2f}"
+    if name not in evaluation["metrics_ci95"]:
+        return mean
+    low, high = evaluation["metrics_ci95"][name]
+    return f"{mean} [{low:.2f},{_NBSP}{high:.2f}]"
 
 
 def _number(value: float | None) -> str:

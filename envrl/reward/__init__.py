@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from envrl.reward.terms import TERMS, Record, Term, resolve, score, total
+from envrl.reward.terms import TERMS, Record, Term, is_group_term, number, resolve, total
 
-__all__ = ["TERMS", "Record", "Term", "resolve", "score", "total"]
+__all__ = ["TERMS", "Record", "Term", "is_group_term", "number", "resolve", "total"]

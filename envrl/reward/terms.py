@@ -5,8 +5,9 @@ A term reads only the record as written to episodes.jsonl, so stored episodes ca
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from envrl.errors import ConfigError, WorldError, unknown
@@ -36,7 +37,7 @@ def valid_actions(record: Record) -> float | None:
 TERMS: dict[str, Term] = {"env": env, "success": success, "valid_actions": valid_actions}
 
 
-def resolve(name: str) -> Term:
+def resolve(name: str) -> Callable[..., Any]:
     """The term of this name or import path `package.module:function`. Raises ConfigError."""
     if name in TERMS:
         return TERMS[name]
@@ -48,15 +49,19 @@ def resolve(name: str) -> Term:
     return term  # type: ignore[no-any-return]
 
 
-def score(record: Record, terms: Iterable[str]) -> dict[str, float | None]:
-    """Each term's number for one episode. Raises WorldError for one that is not finite."""
-    scores: dict[str, float | None] = {}
-    for name in terms:
-        value = resolve(name)(record)
-        if value is not None and not math.isfinite(value):
-            raise WorldError(f"reward term {name}: {value} for an episode of {record['env']}")
-        scores[name] = None if value is None else float(value)
-    return scores
+def is_group_term(term: Callable[..., Any]) -> bool:
+    """Whether it is written as TRL's reward functions are: columns of a group by keyword, `**kwargs` last."""
+    parameters = inspect.signature(term).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def number(name: str, value: Any, *, env: str) -> float | None:
+    """A term's value as a number. Raises WorldError for one that is not finite."""
+    if value is None:
+        return None
+    if not math.isfinite(value):
+        raise WorldError(f"reward term {name}: {value} for an episode of {env}")
+    return float(value)
 
 
 def total(scores: Mapping[str, float | None], weights: Mapping[str, float] | None) -> float | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from envrl.engine.base import Engine, Generation, GenerationStop, Sampling
 from envrl.env.base import Face
 from envrl.env.policies import Policy
-from envrl.model.tool_calls import format_tool_call
+from envrl.model.tool_calls import THINK_CLOSE, THINK_OPEN, format_tool_call
 from envrl.seeds import derive
 
 if TYPE_CHECKING:
@@ -42,8 +42,10 @@ class PolicyEngine(Engine):
         environment = self._episode.host.environment
         if environment.done:
             return "Done."
+        thought = environment.thought() if self._episode.chat.thinks else ""
         call = self._policy(environment, self._rng)
-        return format_tool_call(call) if self._face is Face.TOOL else environment.format_action(call)
+        action = format_tool_call(call) if self._face is Face.TOOL else environment.format_action(call)
+        return f"{THINK_OPEN}\n{thought}\n{THINK_CLOSE}\n\n{action}" if thought else action
 
 
 def scripted(policy: Policy, *, max_context: int = 1 << 30) -> Callable[[Episode, Face], Engine]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from envrl.engine.base import Engine, Sampling
-from envrl.env import environment_class
-from envrl.env.base import Face, checked_arguments
+from envrl.env.base import Face
 from envrl.env.host import Host, abandoned
 from envrl.env.schema import tool_schemas
+from envrl.env.sources import Source, in_process
 from envrl.errors import ConfigError, StageError, WorldError
-from envrl.reward import score, total
+from envrl.rollout.scoring import needs_group, score, terms_of
 from envrl.rollout.tasks import Task
 from envrl.rollout.trajectory import Episode
 from envrl.scheduler import Scheduler, scheduler_class
@@ -36,12 +36,13 @@ MAX_ABANDONED = 64
 class Runner:
     """Turns tasks into finished, scored episodes."""
 
-    def __init__(self, spec: RunSpec, chat: Chat) -> None:
+    def __init__(self, spec: RunSpec, chat: Chat, sources: Mapping[str, Source] | None = None) -> None:
+        """Without sources, every environment is an object of this process."""
         self._spec = spec
         self._chat = chat
-        self._classes = {key: environment_class(env.kind, env.target) for key, env in spec.env.items()}
+        self._sources = sources or in_process(spec.env)
         self._schedulers = {key: scheduler_class(spec.scheduler_of(key))() for key in spec.env}
-        schemas = {key: tool_schemas(cls) for key, cls in self._classes.items()}
+        schemas = {key: tool_schemas(source.make()) for key, source in self._sources.items()}
         everything = list({s["function"]["name"]: s for own in schemas.values() for s in own}.values())
         show_all = spec.scheduler.tools_visible == "all"
         self._schemas = {key: everything if show_all else own for key, own in schemas.items()}
@@ -61,67 +62,78 @@ class Runner:
         Raises StageError where too large a share of them was broken by the world.
         """
 
-        async def play(task: Task) -> Episode:
-            async with self._slots or nullcontext():
-                episode = await self._play(task, engine_of, sampling, name)
-            on_episode(episode)
-            return episode
-
         async def group(tasks: list[Task]) -> list[Episode]:
-            return await _together([play(task) for task in tasks])
+            # Environments stay open until the group is scored where a term wants to look at them.
+            async with AsyncExitStack() as opened:
+                hold = opened if needs_group(terms_of(self._spec, tasks[0].env)) else None
+
+                async def play(task: Task) -> Episode:
+                    async with self._slots or nullcontext():
+                        episode = await self._play(task, engine_of, sampling, name, hold)
+                    if not hold:
+                        on_episode(episode)
+                    return episode
+
+                episodes = await _together([play(task) for task in tasks])
+                if hold:
+                    await self._score(episodes)
+                    for episode in episodes:
+                        on_episode(episode)
+                return episodes
 
         played = await _together([group(tasks) for tasks in groups])
         self._judge([episode for episodes in played for episode in episodes])
         return played
 
-    async def _play(self, task: Task, engine_of: EngineOf, sampling: Sampling, name: str) -> Episode:
+    async def _play(
+        self, task: Task, engine_of: EngineOf, sampling: Sampling, name: str, hold: AsyncExitStack | None
+    ) -> Episode:
         """One task, in fresh environments until the world lets it end or the retries are used up."""
         for attempt in range(self._spec.rollout.retries + 1):
             episode = self._episode(task, sampling, f"{name}/{task.group}/{task.member}/{attempt}")
             episode.retries = attempt
-            await self._attempt(episode, engine_of)
+            await self._attempt(episode, engine_of, hold)
             if episode.stop is not StopReason.ERROR:
                 break
             log.warning("%s ended as error: %s", episode.name, episode.error)
         return episode
 
     def _episode(self, task: Task, sampling: Sampling, name: str) -> Episode:
-        spec, cls = self._spec.env[task.env], self._classes[task.env]
-        try:
-            environment = cls(**checked_arguments(cls, spec.args))
-        except Exception as error:
-            raise StageError(
-                f"env.{task.env}: cannot be built: {type(error).__name__}: {error}; connections and the like "
-                "belong into reset, where they are retried"
-            ) from error
         return Episode(
             task,
-            Host(environment),
+            Host(self._sources[task.env].make()),
             self._chat,
             limits=self._spec.scheduler_of(task.env),
             sampling=replace(sampling, seed=derive(self._spec.seed, name), stop_ids=self._chat.stop_ids),
             name=name,
-            prompt=spec.prompt,
+            prompt=self._spec.env[task.env].prompt,
             tool_schemas=self._schemas[task.env],
         )
 
-    async def _attempt(self, episode: Episode, engine_of: EngineOf) -> None:
-        """Drives one episode behind the boundary and frees what it held, however it ends."""
+    async def _attempt(self, episode: Episode, engine_of: EngineOf, hold: AsyncExitStack | None) -> None:
+        """Drives one episode behind the boundary and frees what it held, however it ends.
+
+        A live episode's environment is left open for `hold` to close, where there is one.
+        """
         scheduler = self._schedulers[episode.task.env]
         engine = engine_of(episode, scheduler.face)
         try:
-            episode.finish(await self._drive(scheduler, episode, engine))
-            self._score(episode)
-        except (ConfigError, StageError):
-            raise
-        except WorldError as error:
-            episode.finish(StopReason.ERROR, str(error))
-        except Exception as error:  # a user's scheduler or reward term may raise anything
-            log.exception("%s", episode.name)
-            episode.finish(StopReason.ERROR, f"{type(error).__name__}: {error}")
+            with boundary(episode):
+                await episode.host.environment.open()
+                episode.finish(await self._drive(scheduler, episode, engine))
+                if not hold:
+                    await score([episode], self._spec)
         finally:
             await engine.release(episode.name)
-            await self._close(episode)
+            if hold and episode.stop is not StopReason.ERROR:
+                hold.push_async_callback(self._close, episode)
+            else:
+                await self._close(episode)
+
+    async def _score(self, episodes: list[Episode]) -> None:
+        """Scores a whole group; a term that fails takes all of it out of training."""
+        with boundary(*episodes):
+            await score(episodes, self._spec)
 
     async def _drive(self, scheduler: Scheduler, episode: Episode, engine: Engine) -> StopReason:
         """The scheduler's loop, within the episode's deadline."""
@@ -141,13 +153,6 @@ class Runner:
         except Exception as error:
             log.warning("%s: close: %s: %s", episode.name, type(error).__name__, error)
 
-    def _score(self, episode: Episode) -> None:
-        terms = self._spec.reward.terms
-        if terms is None:
-            terms = self._spec.env[episode.task.env].reward
-        episode.scores = score(episode.record(), terms)
-        episode.score = total(episode.scores, self._spec.reward.weights)
-
     def _judge(self, episodes: list[Episode]) -> None:
         """Stops the run where the world is too broken to learn from."""
         errors = [episode.error for episode in episodes if episode.stop is StopReason.ERROR]
@@ -162,6 +167,21 @@ class Runner:
                 f"{abandoned()} environment calls hang in abandoned threads; "
                 f"raise scheduler.step_timeout_s={self._spec.scheduler.step_timeout_s} or mend them"
             )
+
+
+@contextmanager
+def boundary(*episodes: Episode) -> Iterator[None]:
+    """Ends episodes as `error` for what the world, or a user's scheduler or reward term, raises."""
+    try:
+        yield
+    except (ConfigError, StageError):
+        raise
+    except Exception as error:
+        if not isinstance(error, WorldError):
+            log.exception("%s", episodes[0].name)
+        reason = str(error) if isinstance(error, WorldError) else f"{type(error).__name__}: {error}"
+        for episode in episodes:
+            episode.finish(StopReason.ERROR, reason)
 
 
 async def _together(coroutines: list[Any]) -> list[Any]:

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypedDict
 
+from envrl.env import build
 from envrl.seeds import derive, task_seed
-from envrl.spec import EnvSpec
+from envrl.spec import Backend, EnvSpec
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,13 @@ class Task:
     """A dataset row's own opening messages."""
     row: dict[str, Any] = field(default_factory=dict)
     """The rest of the row; goes to reset(**row)."""
+
+
+class Share(TypedDict):
+    """Which of the groups are one process's."""
+
+    rank: int
+    world: int
 
 
 def mixture(weights: Mapping[str, float]) -> Iterator[tuple[str, int]]:
@@ -52,19 +60,31 @@ class Tasks:
         self._seed = seed
         self._stage = stage
         self._members = members
-        self._rows = {
-            key: split(read_rows(spec.dataset), held_out=stage == "evaluate")
-            for key, spec in envs.items()
-            if spec.dataset
-        }
+        self._rows = {key: rows(key, spec, held_out=stage == "evaluate") for key, spec in envs.items()}
         self._mixture = mixture({key: spec.weight for key, spec in envs.items()})
         self._order: list[tuple[str, int]] = []
         self._epochs: dict[tuple[str, int], list[int]] = {}
 
-    def groups(self, start: int, stop: int, *, rank: int = 0, world: int = 1) -> list[list[Task]]:
-        """Groups start … stop-1, those of one rank: every world-th one."""
+    def groups(
+        self, start: int, stop: int, *, rank: int = 0, world: int = 1, once: bool = False
+    ) -> list[list[Task]]:
+        """Groups start … stop-1, those of one rank: every world-th one.
+
+        `once` leaves out the groups that would repeat a task of a finite task space.
+        """
         self._order += itertools.islice(self._mixture, max(0, stop - len(self._order)))
-        return [self._group(index) for index in range(start, stop) if (index - start) % world == rank]
+        wanted = [index for index in range(start, stop) if not (once and self._repeats(index))]
+        return [self._group(index) for index in wanted[rank::world]]
+
+    def size(self, env: str) -> int | None:
+        """How many different tasks an environment has; None where there is one for every seed."""
+        rows = self._rows[env]
+        return None if rows is None else len(rows)
+
+    def _repeats(self, index: int) -> bool:
+        env, earlier = self._order[index]
+        size = self.size(env)
+        return size is not None and earlier >= size
 
     def _group(self, index: int) -> list[Task]:
         env, earlier = self._order[index]
@@ -78,8 +98,8 @@ class Tasks:
 
     def _row(self, env: str, turn: int) -> dict[str, Any]:
         """The environment's turn-th row: every epoch walks all rows in an order of its own."""
-        rows = self._rows.get(env)
-        if not rows:
+        rows = self._rows[env]
+        if rows is None:
             return {}
         epoch, place = divmod(turn, len(rows))
         if (env, epoch) not in self._epochs:
@@ -91,6 +111,15 @@ class Tasks:
 
 HELD_OUT_EVERY = 10
 """Of a dataset, every tenth row is evaluated and never trained on."""
+
+
+def rows(key: str, spec: EnvSpec, *, held_out: bool) -> list[dict[str, Any]] | None:
+    """The rows of one side, of the dataset or of the environment's own tasks; None where seeds make them."""
+    if spec.dataset is not None:
+        return split(read_rows(Path(spec.dataset)), held_out=held_out)
+    if spec.backend in (Backend.URL, Backend.DOCKER):
+        return None  # another's server may know none of our tasks
+    return build(key, spec).tasks(held_out=held_out)
 
 
 def split(rows: list[dict[str, Any]], *, held_out: bool) -> list[dict[str, Any]]:

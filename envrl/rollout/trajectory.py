@@ -118,7 +118,11 @@ class Episode:
         self.stop: StopReason | None = None
         self.error: str | None = None
         self.retries = 0
+        self.prompt_messages = 0
+        """How many of the messages are the prompt."""
         self.metrics: dict[str, float] = {}
+        self.extra: dict[str, Any] = {}
+        """What a reward function of the group's noted about it."""
         self.env_reward: float | None = None
         self.success: bool | None = None
         self.scores: dict[str, float | None] = {}
@@ -145,6 +149,7 @@ class Episode:
     def fork(self, messages: list[dict[str, Any]], *, tools: bool = True) -> None:
         """Starts a transcript from these messages; earlier ones are kept and trained too."""
         self.messages = list(messages)
+        self.prompt_messages = len(messages)
         transcript = Transcript()
         transcript.observe(self.chat.start(messages, tools=self.tool_schemas if tools else None))
         transcript.prompt_tokens = len(transcript.ids)
@@ -310,6 +315,7 @@ class Episode:
             "seed": self.task.seed,
             "group": self.task.group,
             "member": self.task.member,
+            "row": self.task.row,
             "stop": self.stop,
             "error": self.error,
             "retries": self.retries,
@@ -320,6 +326,7 @@ class Episode:
             "messages": self.messages,
             "turns": [asdict(turn) for turn in self.turns],
             "metrics": self.metrics,
+            "extra": self.extra,
             "tokens": self.tokens,
             "duration_s": self._duration,
         }

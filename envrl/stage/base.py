@@ -19,6 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 from envrl.engine.base import Engine, Sampling
 from envrl.engine.transformers import TransformersEngine
 from envrl.env.base import Face
+from envrl.env.sources import in_process
 from envrl.grpo import checkpoints
 from envrl.model.chat import Chat
 from envrl.model.load import end_ids, load
@@ -26,6 +27,7 @@ from envrl.model.tiny import build_model
 from envrl.progress import Progress
 from envrl.rollout.corpus import tiny_tokenizer
 from envrl.rollout.runner import Runner
+from envrl.rollout.tasks import Share
 from envrl.rollout.trajectory import Episode
 from envrl.rundir import is_main
 from envrl.seeds import derive
@@ -67,6 +69,7 @@ class Run:
         self.summary = summary
         self.tracker = Tracker(spec.output_dir, writes=is_main())
         self.progress = Progress(None if is_main() else Console(quiet=True))
+        self.sources = in_process(spec.env)
         self._agent: Agent | None = None
         disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers' bars would tear ours
         torch.set_num_threads(spec.threads)
@@ -117,7 +120,11 @@ class Run:
         return self._agent
 
     async def runner(self) -> Runner:
-        """Plays episodes with the agent's rendering."""
+        """Plays episodes with the agent's rendering, where the spec says that the environments run."""
+        return Runner(self.spec, (await self.agent()).chat, self.sources)
+
+    async def scripted_runner(self) -> Runner:
+        """The same for scripted policies, which look into the environment: it is always in this process."""
         return Runner(self.spec, (await self.agent()).chat)
 
     def sampling(self, temperature: float) -> Sampling:
@@ -145,12 +152,14 @@ class Run:
                     parameter.copy_(broadcast(parameter.data.clone()))
 
     @property
-    def share(self) -> dict[str, int]:
+    def share(self) -> Share:
         """This process's part of the groups, as Tasks.groups takes it."""
         return {"rank": self.accelerator.process_index, "world": self.accelerator.num_processes}
 
     async def close(self) -> None:
-        """Frees the engine."""
+        """Frees the engine and the environments' servers."""
+        for source in self.sources.values():
+            await source.close()
         if self._agent is not None:
             await self._agent.engine.close()
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from envrl.engine.base import Sampling
-from envrl.env import environment_class
+from envrl.env import build
 from envrl.env.base import Face, has_solver
 from envrl.env.policies import Policy, gold, random
 from envrl.env.schema import tool_schemas
@@ -35,9 +35,9 @@ async def run(run: Run) -> None:
     agent = await run.agent()
     for key, env in run.spec.env.items():
         face = scheduler_class(run.spec.scheduler_of(key)).face
-        cls = environment_class(env.kind, env.target)
-        agent.chat.check(tool_schemas(cls) if face is Face.TOOL else None)
-        if has_solver(cls):
+        environment = build(key, env)
+        agent.chat.check(tool_schemas(environment) if face is Face.TOOL else None)
+        if has_solver(type(environment)):
             best, worst = await played(run, key, gold), await played(run, key, random)
             _check_budget(run.spec, best + worst, agent.engine.max_context)
             _check_solver(run, key, best, worst)
@@ -50,7 +50,7 @@ async def run(run: Run) -> None:
 async def played(run: Run, env: str, policy: Policy) -> list[Episode]:
     """A few of an environment's tasks, played by a scripted policy through the real scheduler."""
     tasks = Tasks({env: run.spec.env[env]}, seed=run.spec.seed, stage="check", members=1)
-    runner = await run.runner()
+    runner = await run.scripted_runner()
     sampling = Sampling(max_tokens=run.spec.scheduler.max_tokens)
     groups = await runner.run(tasks.groups(0, PLAYED), scripted(policy), sampling, name=f"check/{env}")
     episodes = [episode for group in groups for episode in group]

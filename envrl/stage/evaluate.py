@@ -6,23 +6,42 @@ import time
 
 from envrl.rollout.tasks import Tasks
 from envrl.rollout.trajectory import Episode
+from envrl.spec import Stage
 from envrl.stage.base import Run
-from envrl.summary import Evaluation, evaluation_of
+from envrl.summary import Evaluation, Record, evaluation_of, paired_change
+from envrl.tracking import iter_jsonl
 
 
 async def run(run: Run) -> None:
     """Evaluates the policy as it stands and adds one entry per environment to the summary."""
-    for evaluation in await evaluate(run, run.label):
+    label = run.label
+    before = [e["label"] for e in run.summary.evaluations if e.get("step") is None and e["label"] != label]
+    for evaluation in await evaluate(run, label):
+        if before and run.accelerator.is_main_process:
+            _compare(evaluation, run, since=before[-1])
         run.summary.add(evaluation)
+
+
+def _compare(evaluation: Evaluation, run: Run, *, since: str) -> None:
+    """Adds the paired change since an earlier label, from the episodes of both."""
+    played: dict[str, list[Record]] = {since: [], evaluation["label"]: []}
+    for record in iter_jsonl(run.tracker.episodes):
+        final = record["stage"] == Stage.EVALUATE and "step" not in record
+        if final and record["env"] == evaluation["env"] and record["label"] in played:
+            played[record["label"]].append(record)
+    if change := paired_change(*played.values(), since=since):
+        evaluation["change"] = change
 
 
 async def evaluate(run: Run, label: str, *, step: int | None = None) -> list[Evaluation]:
     """One entry per environment; the episodes go to episodes.jsonl under this label."""
     spec = run.spec.evaluate
     agent, runner = await run.agent(), await run.runner()
-    groups = Tasks(run.spec.env, seed=spec.seed, stage="evaluate", members=spec.samples).groups(
-        0, spec.episodes, **run.share
-    )
+    tasks = Tasks(run.spec.env, seed=spec.seed, stage="evaluate", members=spec.samples)
+    groups = tasks.groups(0, spec.episodes, **run.share, once=spec.temperature == 0)
+    for env in run.spec.env:
+        if (size := tasks.size(env)) and spec.temperature == 0:
+            run.progress.log(f"evaluate: env.{env} has {size} held-out tasks, each greedily played once")
     name = f"evaluate/{label}" if step is None else f"evaluate/{label}/{step}"
     with run.progress.stage(f"evaluate ({label})", total=len(groups) * spec.samples, unit="episodes") as bar:
         started, tokens = time.perf_counter(), 0

@@ -86,7 +86,7 @@ async def solver_games(run: Run, spec: WarmStartSpec) -> AsyncIterator[TokenRow]
 
     Environments without a solver have no part in them.
     """
-    agent, runner = await run.agent(), await run.runner()
+    agent, runner = await run.agent(), await run.scripted_runner()
     solvable = {
         key: env for key, env in run.spec.env.items() if has_solver(environment_class(env.kind, env.target))
     }

@@ -71,7 +71,7 @@ def test_gold_earns_more_than_random(environment: Environment) -> None:
 
 
 def test_tools_have_schemas(environment: Environment) -> None:
-    schemas = [schema["function"] for schema in tool_schemas(type(environment))]
+    schemas = [schema["function"] for schema in tool_schemas(environment)]
     assert [schema["name"] for schema in schemas] == list(environment.tools())
     for schema in schemas:
         assert schema["description"]

@@ -120,7 +120,7 @@ def test_a_row_with_a_bad_grid_is_refused(grid: list[str]) -> None:
 
 
 def test_the_schema_names_the_directions() -> None:
-    (schema,) = tool_schemas(FrozenLake)
+    (schema,) = tool_schemas(FrozenLake())
     assert schema["function"]["name"] == "move"
     direction = schema["function"]["parameters"]["properties"]["direction"]
     assert direction["enum"] == ["up", "down", "left", "right"]

@@ -28,7 +28,7 @@ def played(chat: Chat, face: Face, seed: int) -> list[int]:
     """The tokens of a FrozenLake game that the noisy solver plays."""
     lake, rng = FrozenLake(), Random(seed)
     observation, rules, tools = lake.reset(seed=seed), lake.instructions(face), face is Face.TOOL
-    schemas: list[Any] = tool_schemas(FrozenLake)
+    schemas: list[Any] = tool_schemas(FrozenLake())
     opening = [{"role": "system", "content": rules}, {"role": "user", "content": observation}]
     if tools:
         opening = [{"role": "user", "content": f"{rules}\n\n{observation}"}]

@@ -15,7 +15,7 @@ from envrl.model.chat import Chat
 from envrl.model.tiny import CHAT_TEMPLATE, bootstrap_tokenizer
 
 Message = dict[str, Any]
-TOOLS: list[Any] = tool_schemas(FrozenLake)
+TOOLS: list[Any] = tool_schemas(FrozenLake())
 CALL = '<tool_call>\n{"name": "move", "arguments": {"direction": "up"}}\n</tool_call>'
 TINY = bootstrap_tokenizer()
 

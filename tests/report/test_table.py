@@ -16,6 +16,7 @@ def played(label: str, solved: int, *, env: str = "lake", n: int = 100, **change
     records = [
         {
             "group": i,
+            "seed": i,
             "success": i < solved,
             "reward": float(i < solved),
             "stop": "done",
@@ -120,3 +121,20 @@ def test_the_verdict_without_success_speaks_of_reward() -> None:
 def test_the_verdict_without_a_comparison_says_so() -> None:
     assert verdict(summary()) == "No evaluation was recorded."
     assert "nothing to compare with: success 30.0% [21.9," in verdict(summary(played("grpo", 30)))
+
+
+def test_the_verdict_uses_the_paired_change_where_there_is_one() -> None:
+    after = played("grpo", 40)
+    after["change"] = {"since": "warm_start", "tasks": 100, "success": 0.1, "success_ci95": [0.02, 0.18]}
+    sentence = verdict(summary(played("warm_start", 30), after))
+    assert "same 100 tasks, +2.0 to +18.0 points, leaves out 0" in sentence
+    after["change"]["success_ci95"] = [-0.02, 0.2]
+    assert "may be chance" in verdict(summary(played("warm_start", 30), after))
+
+
+def test_the_environments_own_metrics_are_rows() -> None:
+    evaluation = played("grpo", 2, n=4)
+    evaluation["metrics"], evaluation["metrics_ci95"] = {"guesses": 4.0, "lone": 1.0}, {"guesses": [3.5, 4.5]}
+    shown = text(summary(evaluation))
+    assert "4.00 [3.50," in shown
+    assert "lone" in shown

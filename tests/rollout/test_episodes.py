@@ -152,10 +152,10 @@ def test_rewards_of_every_shape_stand_in_one_batch(play: Any) -> None:
 
 
 def test_a_broken_episode_is_tried_again_in_a_fresh_environment(play: Any) -> None:
-    Flaky.made.clear()
+    Flaky.played.clear()
     (episode,) = play("Flaky", [call("zebra"), call("crane")], "rollout.retries=1")
     assert (episode.stop, episode.score, episode.retries) == (StopReason.DONE, 1.0, 1)
-    first, second = Flaky.made
+    first, second = Flaky.played
     assert episode.host.environment is second
     assert (first.guesses, second.guesses) == (["zebra"], ["zebra", "crane"])
     assert (first.closed, second.closed) == (True, True)
