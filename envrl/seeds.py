@@ -20,3 +20,8 @@ def task_seed(seed: int, stage: str, group: int) -> int:
     evaluated was ever trained on.
     """
     return derive(seed, stage, group) + (_HELD_OUT if stage == "evaluate" else 0)
+
+
+def is_held_out(seed: int) -> bool:
+    """Whether it is the seed of a task that is evaluated and never trained on."""
+    return seed >= _HELD_OUT

@@ -13,6 +13,7 @@ __all__ = ["REGISTRY", "Environment", "Face", "ToolCall", "build", "environment_
 
 REGISTRY: dict[str, str] = {
     "frozen_lake": "envrl.env.frozen_lake:FrozenLake",
+    "wordle": "envrl.env.wordle:Wordle",
 }
 """kind -> `module:Class`; a class is imported when it is first asked for."""
 

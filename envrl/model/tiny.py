@@ -75,18 +75,24 @@ ALONE = "|".join(
 )
 """What never merges with its neighbours. All between two such matches may."""
 
+SPELLED = r"\A(?!(?:%s)\z)(?=[a-z]+\z)[a-z]|\G(?!\A)[a-z]"
+"""The letters of a word that stands alone, unless it is one of a tool's few choices: a guess is spelled."""
+
 
 def bootstrap_tokenizer() -> PreTrainedTokenizerFast:
     """The same template over single bytes: it renders the games that the tokenizer is trained on."""
-    return _wrapped(_untrained())
+    return _wrapped(_untrained([]))
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, *, choices: Iterable[str] = ()
+) -> PreTrainedTokenizerFast:
     """Byte-level BPE with at most this many tokens. The same texts give the same tokenizer.
 
-    The texts are rendered conversations; the special tokens in them are not learnt as text.
+    The texts are rendered conversations; the special tokens in them are not learnt as text. `choices` are
+    the arguments that stay whole; any other word that stands alone is spelled.
     """
-    tokenizer = _untrained()
+    tokenizer = _untrained(choices)
     special = re.compile("|".join(map(re.escape, CONTROL + MARKUP)))
     trainer = BpeTrainer(
         vocab_size=vocab_size - len(CONTROL + MARKUP),
@@ -112,12 +118,14 @@ def build_model(tiny: TinySpec, tokenizer: PreTrainedTokenizerBase, *, seed: int
     return model
 
 
-def _untrained() -> Tokenizer:
+def _untrained(choices: Iterable[str]) -> Tokenizer:
+    whole = "|".join(sorted(choice for choice in choices if re.fullmatch("[a-z]+", choice))) or "(?!)"
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE({byte: number for number, byte in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(ALONE), behavior="isolated"),
+            pre_tokenizers.Split(Regex(SPELLED % whole), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

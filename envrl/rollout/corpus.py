@@ -13,8 +13,10 @@ import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from envrl.engine.base import Sampling
+from envrl.env import build
 from envrl.env.base import Environment, ToolCall, has_solver
 from envrl.env.policies import Policy, noisy, random
+from envrl.env.schema import tool_schemas
 from envrl.model import tiny
 from envrl.model.chat import Chat
 from envrl.rollout.policy import scripted
@@ -34,17 +36,25 @@ async def tiny_tokenizer(spec: RunSpec, *, cache: Path) -> PreTrainedTokenizerBa
     assert spec.model.tiny is not None
     texts = await game_texts(spec)
     code = Path(tiny.__file__).read_text("utf-8")
-    shaped_by = [texts, spec.model.tiny.vocab_size, code, tokenizers.__version__]
+    choices = argument_choices(spec)
+    shaped_by = [texts, choices, spec.model.tiny.vocab_size, code, tokenizers.__version__]
     folder = cache / f"tiny-{sha256(json.dumps(shaped_by).encode()).hexdigest()[:12]}"
     if not folder.exists():
         building = folder.with_name(f".{folder.name}.{os.getpid()}")
-        tiny.train_tokenizer(texts, spec.model.tiny.vocab_size).save_pretrained(building)
+        tiny.train_tokenizer(texts, spec.model.tiny.vocab_size, choices=choices).save_pretrained(building)
         try:
             building.rename(folder)
         except OSError:  # another process was faster; what it built is the same
             shutil.rmtree(building)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
     return tokenizer
+
+
+def argument_choices(spec: RunSpec) -> list[str]:
+    """What the tools' arguments can be, where that is a short list: `left`, `right`, …"""
+    schemas = [schema for key, env in spec.env.items() for schema in tool_schemas(build(key, env))]
+    arguments = [a for s in schemas for a in s["function"]["parameters"]["properties"].values()]
+    return sorted({str(choice) for argument in arguments for choice in argument.get("enum", ())})
 
 
 async def game_texts(spec: RunSpec) -> list[str]:

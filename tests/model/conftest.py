@@ -54,4 +54,4 @@ def texts() -> list[str]:
 @pytest.fixture(scope="session")
 def trained(texts: list[str]) -> PreTrainedTokenizerFast:
     """The tiny model's tokenizer, made from them."""
-    return tiny.train_tokenizer(texts, 600)
+    return tiny.train_tokenizer(texts, 600, choices=["up", "down", "left", "right"])

@@ -141,3 +141,13 @@ def test_saved_and_loaded(trained: PreTrainedTokenizerFast, tmp_path: Path) -> N
     with torch.inference_mode():
         batch = torch.tensor([ids])
         assert torch.equal(model(batch).logits, again(batch).logits)
+
+
+@pytest.mark.parametrize("text", ['{"word": "up"}', "[up]"])
+def test_a_word_that_stands_alone_is_spelled_unless_it_is_a_choice(
+    texts: list[str], trained: PreTrainedTokenizerFast, text: str
+) -> None:
+    assert "up" in trained.tokenize(text)
+    speller = tiny.train_tokenizer(texts, 600)
+    assert "up" not in speller.tokenize(text)
+    assert speller.decode(speller.encode(text)) == text
