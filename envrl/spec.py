@@ -121,7 +121,7 @@ class WarmStartSpec(Spec):
     """Games per optimizer step."""
     learning_rate: Rate
     noise: Share
-    """Chance that the solver plays a random action instead of its best one."""
+    """Chance that the solver strays: a random action, which is not learned itself, and its best ones after it."""
     require_success: bool
     """Learn from solved games only."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01

@@ -53,6 +53,8 @@ class Generation:
     logprobs: list[float]
     stop: GenerationStop
     weights_version: int
+    trained: bool = True
+    """False for what is said without being worth learning."""
 
 
 class Engine(ABC):

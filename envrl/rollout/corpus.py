@@ -13,7 +13,7 @@ import tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from envrl.engine.base import Sampling
-from envrl.env import build
+from envrl.env import build, environment_class
 from envrl.env.base import Environment, ToolCall, has_solver
 from envrl.env.policies import Policy, noisy, random
 from envrl.env.schema import tool_schemas
@@ -69,15 +69,23 @@ async def game_texts(spec: RunSpec) -> list[str]:
         }
     )
     runner = Runner(lenient, Chat(tokenizer, template_kwargs=spec.model.chat_template_kwargs))
-    groups = Tasks(spec.env, seed=0, stage="tokenizer", members=1).groups(0, GAMES)
+    playable = [key for key, env in spec.env.items() if _is_scripted(environment_class(env.kind, env.target))]
+    if not playable:
+        return []
+    tasks = Tasks(spec.env, seed=0, stage="tokenizer", members=1, only=playable)
     sampling = Sampling(max_tokens=unlimited["max_tokens"] or 0)
-    played = await runner.run(groups, scripted(solver(noise=0.5)), sampling, name="tokenizer")
+    played = await runner.run(tasks.groups(0, GAMES), scripted(solver(noise=0.5)), sampling, name="tokenizer")
     return [
         str(tokenizer.decode(transcript.ids))
         for group in played
         for episode in group
         for transcript in episode.transcripts
     ]
+
+
+def _is_scripted(environment: type[Environment]) -> bool:
+    """Whether it can be played without a model."""
+    return has_solver(environment) or environment.random_action is not Environment.random_action
 
 
 def solver(*, noise: float) -> Policy:

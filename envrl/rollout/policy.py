@@ -23,9 +23,13 @@ if TYPE_CHECKING:
 class PolicyEngine(Engine):
     """Speaks for one episode in the words of a scripted policy."""
 
-    def __init__(self, policy: Policy, episode: Episode, face: Face, *, max_context: int) -> None:
+    def __init__(
+        self, policy: Policy, episode: Episode, face: Face, *, max_context: int, teacher: Policy | None = None
+    ) -> None:
+        """With a teacher, only turns in which the policy acts as the teacher would are worth learning."""
         self.max_context = max_context
         self._policy = policy
+        self._teacher = teacher
         self._episode = episode
         self._face = face
         self._rng = Random(derive(episode.sampling.seed, "policy"))
@@ -33,21 +37,26 @@ class PolicyEngine(Engine):
     async def generate(self, ids: Sequence[int], sampling: Sampling, *, episode: str) -> Generation:
         """The tokens of the policy's next action, end token included."""
         chat = self._episode.chat
-        spoken = [*chat.encode(self._words()), chat.turn_end]
+        words, worth_learning = self._words()
+        spoken = [*chat.encode(words), chat.turn_end]
         stop = GenerationStop.EOS if len(spoken) <= sampling.max_tokens else GenerationStop.LENGTH
         spoken = spoken[: sampling.max_tokens]
-        return Generation(spoken, [0.0] * len(spoken), stop, self.weights_version)
+        return Generation(spoken, [0.0] * len(spoken), stop, self.weights_version, worth_learning)
 
-    def _words(self) -> str:
+    def _words(self) -> tuple[str, bool]:
         environment = self._episode.host.environment
         if environment.done:
-            return "Done."
+            return "Done.", True
         thought = environment.thought() if self._episode.chat.thinks else ""
         call = self._policy(environment, self._rng)
         action = format_tool_call(call) if self._face is Face.TOOL else environment.format_action(call)
-        return f"{THINK_OPEN}\n{thought}\n{THINK_CLOSE}\n\n{action}" if thought else action
+        if thought:
+            action = f"{THINK_OPEN}\n{thought}\n{THINK_CLOSE}\n\n{action}"
+        return action, self._teacher is None or call == self._teacher(environment, self._rng)
 
 
-def scripted(policy: Policy, *, max_context: int = 1 << 30) -> Callable[[Episode, Face], Engine]:
+def scripted(
+    policy: Policy, *, max_context: int = 1 << 30, teacher: Policy | None = None
+) -> Callable[[Episode, Face], Engine]:
     """An engine for each episode, all playing this policy."""
-    return lambda episode, face: PolicyEngine(policy, episode, face, max_context=max_context)
+    return lambda episode, face: PolicyEngine(policy, episode, face, max_context=max_context, teacher=teacher)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from envrl.env import environment_class
 from envrl.env.base import has_solver
-from envrl.env.policies import noisy
+from envrl.env.policies import gold, noisy
 from envrl.errors import StageError
 from envrl.grpo import checkpoints
 from envrl.grpo.batches import micro_batches, token_logprobs
@@ -87,12 +87,11 @@ async def solver_games(run: Run, spec: WarmStartSpec) -> AsyncIterator[TokenRow]
     Environments without a solver have no part in them.
     """
     agent, runner = await run.agent(), await run.scripted_runner()
-    solvable = {
-        key: env for key, env in run.spec.env.items() if has_solver(environment_class(env.kind, env.target))
-    }
-    tasks = Tasks(solvable, seed=run.spec.seed, stage="warm_start", members=1)
+    envs = run.spec.env
+    solvable = [key for key, env in envs.items() if has_solver(environment_class(env.kind, env.target))]
+    tasks = Tasks(envs, seed=run.spec.seed, stage="warm_start", members=1, only=solvable)
     sampling = run.sampling(temperature=1.0)
-    engine_of = scripted(noisy(spec.noise), max_context=agent.engine.max_context)
+    engine_of = scripted(noisy(spec.noise), max_context=agent.engine.max_context, teacher=gold)
     start = found = 0
     while True:
         groups = tasks.groups(start, start + spec.batch_size)

@@ -16,7 +16,7 @@ from envrl.errors import ConfigError
     ("kind", "target", "reason"),
     [
         ("frozen_lak", None, "did you mean frozen_lake"),
-        ("chess", None, "custom, frozen_lake"),
+        ("chess", None, "custom, .*frozen_lake"),
         ("custom", None, "env.custom.target: missing"),
         ("frozen_lake", "envrl.env.frozen_lake:FrozenLake", "kind=custom"),
         ("custom", "envrl.env.frozen_lake", "package.module:Name"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +48,27 @@ def replayed(text: str) -> FrozenLake:
     return lake
 
 
-def test_only_what_the_assistant_says_is_learned() -> None:
-    run, spec = run_of("env.frozen_lake.args.size=3")
+def lessons(row: TokenRow) -> list[tuple[int, int]]:
+    """Where the stretches of learned tokens start and end."""
+    edges = [b - a for a, b in pairwise([0, *row.mask_T, 0])]
+    starts, ends = ([i for i, edge in enumerate(edges) if edge == sign] for sign in (1, -1))
+    return list(zip(starts, ends, strict=True))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.8])
+def test_what_is_learned_is_what_the_solver_would_say(noise: float) -> None:
+    run, spec = run_of("env.frozen_lake.args.size=3", f"model.warm_start.noise={noise}")
     agent, rows = asyncio.run(games(run, spec, 12))
-    turns = 0
+    turns = learned = 0
     for row in rows:
-        learned = agent.chat.decode([i for i, m in zip(row.ids_T, row.mask_T, strict=True) if m])
-        calls = parse_tool_calls(learned)
-        assert learned == "<|end|>".join(map(format_tool_call, calls))
-        turns += len(calls)
-    assert turns > 2 * len(rows)
+        turns += agent.tokenizer.decode(row.ids_T).count("<tool_call>")
+        for start, end in lessons(row):
+            known = replayed(agent.tokenizer.decode(row.ids_T[:start]))
+            said = agent.chat.decode(row.ids_T[start:end])
+            assert said == format_tool_call(known.gold_action())
+            learned += 1
+    assert learned > len(rows)
+    assert (learned < turns) is (noise > 0)
 
 
 def test_the_loss_is_that_of_transformers_on_these_tokens() -> None:
