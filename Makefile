@@ -7,7 +7,7 @@ RECIPES := $(sort $(basename $(notdir $(wildcard recipes/*.yaml))))
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check bench $(RECIPES)
+.PHONY: help install run test test-openenv check bench $(RECIPES)
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/' | expand -t 30
@@ -30,6 +30,13 @@ $(RECIPES): install
 
 test: install ## the whole test suite
 	$(PY) -m pytest -q $(ARGS)
+
+$(VENV)/.openenv-test: $(VENV)/.installed
+	$(PY) -m pip install --quiet -e '.[openenv-test]'
+	@touch $@
+
+test-openenv: $(VENV)/.openenv-test ## real TextArena, OpenSpiel and echo servers, played through the whole stack
+	$(PY) -m pytest -q tests/openenv $(ARGS)
 
 check: install ## style, types, import order
 	$(VENV)/bin/ruff check .

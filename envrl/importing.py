@@ -12,6 +12,9 @@ from typing import Any
 
 from envrl.errors import ConfigError, unknown
 
+_plugins: dict[str, ModuleType] = {}
+"""By file name without `.py`: a plugin given as a path is named so in `name:Object`, before any package."""
+
 
 def load_object(path: str) -> Any:
     """The object at `package.module:Name`. Raises ConfigError that says which part fails."""
@@ -32,18 +35,23 @@ def load_plugin(plugin: str) -> None:
 
 def _import(module: str) -> ModuleType:
     try:
-        return _from_file(Path(module)) if module.endswith(".py") else import_module(module)
+        if module.endswith(".py"):
+            return _from_file(Path(module))
+        return _plugins.get(module) or import_module(module)
     except (Exception, SystemExit) as error:  # an import runs a user's module, which may raise anything
         raise ConfigError(f"cannot import {module}: {_reason(error)}") from error
 
 
 def _from_file(file: Path) -> ModuleType:
-    """Runs a file once in a process, however often it is named."""
+    """Runs a file once in a process, however often it is named. Its folder joins the import path."""
     file = file.expanduser().resolve(strict=True)
     name = f"envrl_plugin_{file.stem}"
     loaded = sys.modules.get(name)
     if loaded is not None and loaded.__file__ == str(file):
+        _plugins[file.stem] = loaded
         return loaded
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # last, so that a neighbour's name hides no package
     spec = spec_from_file_location(name, file)
     assert spec is not None, "a .py file has a spec"
     assert spec.loader is not None, "and a loader"
@@ -53,6 +61,7 @@ def _from_file(file: Path) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
+    _plugins[file.stem] = module
     return module
 
 

@@ -1,4 +1,4 @@
-"""Where the shipped YAML lives, and how Hydra finds the recipes.
+"""The options of the shipped YAML, and how Hydra finds the recipes.
 
 conf/ is Hydra's config directory. recipes/ stands beside it, so that whole experiments are read apart
 from the parts they are made of; a small config source offers its files as the group `recipe`.
@@ -8,20 +8,11 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-_PACKAGE = Path(__file__).resolve().parent
+from envrl.shipped import CONF, RECIPES
 
-
-def _shipped(name: str) -> Path:
-    """In a wheel `envrl/_conf`, in a checkout `conf`."""
-    inside = _PACKAGE / f"_{name}"
-    return inside if inside.is_dir() else _PACKAGE.parent / name
-
-
-CONF = _shipped("conf")
-RECIPES = _shipped("recipes")
+__all__ = ["CONF", "RECIPES", "groups", "options", "register_recipes"]
 
 
 def options(group: str) -> list[str]:

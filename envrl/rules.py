@@ -6,23 +6,24 @@ apart from what the user's own modules import.
 
 from __future__ import annotations
 
-import inspect
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from envrl.env import REGISTRY, build, environment_class
+from envrl.env import build, environment_class, kinds
 from envrl.env.base import Environment, has_solver
+from envrl.env.compat.swift.adapter import SwiftEnvironment
+from envrl.env.openenv.adapters import ADAPTERS, AUTO
 from envrl.errors import ConfigError, unknown
 from envrl.importing import load_plugin
 from envrl.reward import resolve
-from envrl.rollout.tasks import HELD_OUT_EVERY
-from envrl.scheduler import scheduler_class
-from envrl.spec import Backend, EnvSpec, RunSpec, SchedulerKind, Stage
+from envrl.rollout.dataset import faults
+from envrl.scheduler import SwiftScheduler, scheduler_class
+from envrl.scheduler.swift import unfit
+from envrl.spec import Backend, EnvSpec, RunSpec, SchedulerKind, SchedulerSpec, Stage
 
 _BAD_ROWS = 3  # of a dataset that are shown; one mistake often spoils every row
 _ORDER = [Stage.CHECK, Stage.WARM_START, Stage.TRAIN, Stage.REPORT]
@@ -70,8 +71,6 @@ def _unbuilt(spec: RunSpec) -> Iterator[str]:
         f"tracker=[{','.join(trackers)}]": bool(trackers) and "tracker=[local]",
     }
     for key, env in spec.env.items():
-        path = f"env.{key}.backend"
-        refused[f"{path}={env.backend}"] = env.backend is not Backend.IN_PROCESS and f"{path}=in_process"
         path = f"env.{key}.scheduler"
         refused[f"{path}={env.scheduler}"] = env.scheduler is SchedulerKind.HARNESS and f"{path}=tool_calling"
     for name, value in _SWEEP.items():
@@ -96,6 +95,7 @@ def _environments(spec: RunSpec) -> Iterator[str]:
     for key, env in spec.env.items():
         if not re.fullmatch(r"[\w.-]+", key):
             yield f"env: {key!r} is no name for an environment; mend: env.<letters, digits, _ . ->={{...}}"
+        yield from _backend(key, spec)
         try:
             cls = _class(key, env)
             built[key] = build(key, env)
@@ -104,7 +104,7 @@ def _environments(spec: RunSpec) -> Iterator[str]:
             continue
         yield from _face(key, spec, built[key])
         if env.dataset is not None:
-            yield from islice(_dataset(key, Path(env.dataset), spec, cls), _BAD_ROWS)
+            yield from islice(_dataset(key, spec, cls), _BAD_ROWS)
     wants_solver = Stage.WARM_START in spec.stages and spec.model.warm_start is not None
     if wants_solver and built and not any(has_solver(type(e)) for e in built.values()):
         yield (
@@ -113,10 +113,35 @@ def _environments(spec: RunSpec) -> Iterator[str]:
         )
 
 
+def _backend(key: str, spec: RunSpec) -> Iterator[str]:
+    """What a backend needs, and settings that belong to another one."""
+    path, env, scheduler = f"env.{key}", spec.env[key], spec.scheduler_of(key)
+    remote = {Backend.URL: "url", Backend.DOCKER: "image"}
+    for backend, field in remote.items():
+        value = getattr(env, field)
+        if env.backend is backend and value is None:
+            yield f"{path}.{field}: missing for backend={backend}; mend: {path}.{field}=..."
+        if env.backend is not backend and value is not None:
+            shown = f"{path}.backend is {env.backend} (got {value!r})"
+            yield f"{path}.{field}: {shown}; mend: {path}.backend={backend}, or {path}.{field}=null"
+    if env.url is not None and not re.match(r"(https?|wss?)://[^/]", env.url):
+        yield f"{path}.url: must begin with http:// or https:// (got {env.url!r}); mend: {path}.url=http://..."
+    choices = [AUTO, *ADAPTERS] if env.backend in remote else [AUTO]
+    if env.adapter not in choices:
+        line = unknown(f"{path}.adapter", env.adapter, choices)
+        yield f"{line} (backend={env.backend}); mend: {path}.adapter={AUTO}"
+    if env.kind == "openenv" and env.backend not in remote:
+        yield f"{path}.backend: kind=openenv has no game here (got {env.backend}); mend: {path}.backend=url"
+    with suppress(ConfigError):  # one that does not load is named elsewhere
+        if env.backend is not Backend.IN_PROCESS and issubclass(scheduler_class(scheduler), SwiftScheduler):
+            here = f"{scheduler.target} opens its environment in this process (got {env.backend})"
+            yield f"{path}.backend: {here}; mend: {path}.backend=in_process"
+
+
 def _class(key: str, env: EnvSpec) -> type[Environment]:
-    if env.target is None and env.kind not in REGISTRY and env.kind != "custom":
-        line = unknown(f"env.{key}.kind", env.kind, [*REGISTRY, "custom"])
-        raise ConfigError(f"{line}; mend: env.{key}.kind={'|'.join([*REGISTRY, 'custom'])}")
+    if env.target is None and env.kind not in kinds():
+        line = unknown(f"env.{key}.kind", env.kind, kinds())
+        raise ConfigError(f"{line}; mend: env.{key}.kind={'|'.join(kinds())}")
     try:
         cls = environment_class(env.kind, env.target)
         if missing := sorted(getattr(cls, "__abstractmethods__", ())):
@@ -130,61 +155,31 @@ def _face(key: str, spec: RunSpec, environment: Environment) -> Iterator[str]:
     """Whether the environment can be played through its scheduler's face."""
     scheduler, cls = spec.scheduler_of(key), type(environment)
     if scheduler.target is not None:
+        yield from _plugged(key, scheduler, cls)
         return
+    if scheduler.kind is SchedulerKind.TOOL_CALLING and cls.conversational:
+        yield f"env.{key}: {cls.__name__} hears text, not tool calls; mend: scheduler=gym"
     if scheduler.kind is SchedulerKind.GYM and cls.parse_action is Environment.parse_action:
         yield f"env.{key}: {cls.__name__} has no parse_action for scheduler=gym; mend: scheduler=tool_calling"
     if scheduler.kind is SchedulerKind.TOOL_CALLING and not environment.tools():
         yield f"env.{key}: {cls.__name__} has no @tool for scheduler=tool_calling; mend: scheduler=gym"
 
 
-def _dataset(key: str, path: Path, spec: RunSpec, cls: type[Environment]) -> Iterator[str]:
-    what, mend = f"env.{key}.dataset", f"mend: env.{key}.dataset=<file of JSON lines>"
-    rows = 0
+def _plugged(key: str, scheduler: SchedulerSpec, cls: type[Environment]) -> Iterator[str]:
+    """Whether a scheduler of the user's can play it; one that does not load is named elsewhere."""
+    with suppress(ConfigError):
+        loop = scheduler_class(scheduler)
+        if issubclass(loop, SwiftScheduler) and not issubclass(cls, SwiftEnvironment):
+            yield unfit(key, loop, cls)
+
+
+def _dataset(key: str, spec: RunSpec, cls: type[Environment]) -> Iterator[str]:
+    path = f"env.{key}.dataset"
     try:
-        with path.expanduser().open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                rows += bool(line.strip())
-                if line.strip() and (wrong := _row(line, key, spec.env, cls)):
-                    yield f"{what}: row {rows} (line {number} of {path}): {wrong}; {mend}"
-    except (OSError, UnicodeDecodeError) as error:
-        yield f"{what}: cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}; {mend}"
-    else:
-        if rows == 0:
-            yield f"{what}: {str(path)!r} has no rows; {mend}"
-        elif rows < HELD_OUT_EVERY and Stage.EVALUATE in spec.stages:
-            yield (
-                f"{what}: every {HELD_OUT_EVERY}th row is held out for evaluation, and {str(path)!r} has "
-                f"{rows} rows; mend: more rows, or stages=[...] without evaluate"
-            )
-
-
-def _row(line: str, key: str, envs: Mapping[str, EnvSpec], cls: type[Environment]) -> str | None:
-    """What is wrong with one row."""
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        return f"not JSON: {error}"
-    if not isinstance(row, dict):
-        return f"not a JSON object (got {line.strip()[:40]})"
-    if row.get("environment", key) != key:
-        known = f"this is the dataset of {key}; known: {', '.join(envs)}"
-        return f"environment is {row['environment']!r}, and {known}"
-    if not isinstance(row.get("seed", 0), int | None):
-        return f"seed must be an integer (got {row['seed']!r})"
-    if "messages" in row and not _are_messages(row["messages"]):
-        return f"messages must be a list of objects with role and content (got {row['messages']!r:.40})"
-    ours = ("seed", "messages", "environment")
-    try:
-        inspect.signature(cls.reset).bind(None, seed=0, **{k: row[k] for k in row if k not in ours})
-    except TypeError as error:
-        return f"{cls.__name__}.reset: {error}"
-    return None
-
-
-def _are_messages(value: Any) -> bool:
-    if not (value and isinstance(value, list)):
-        return False
-    return all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
+        for line in faults(key, spec.env, cls.reset, evaluated=Stage.EVALUATE in spec.stages):
+            yield f"{path}: {line}; mend: {path}=<.jsonl, .parquet or a name on the hub>"
+    except ConfigError as error:
+        yield f"{path}: {error}; mend: {path}=<a local .jsonl or .parquet file>"
 
 
 def _scheduler(spec: RunSpec) -> Iterator[str]:
@@ -209,16 +204,16 @@ def _rewards(spec: RunSpec) -> Iterator[str]:
         if not terms:
             yield f"{path}: no terms (got []); mend: {path}=[env]"
     known = {term for terms in used.values() for term in terms or []}
-    weights = spec.reward.weights or {}
+    weights = spec.reward.weights
     if isinstance(weights, list):
-        terms = spec.reward.terms or []
-        if len(weights) != len(terms):
+        terms = spec.reward.terms
+        if terms is None or len(weights) != len(terms):
             yield (
                 f"reward.weights: a list has one weight per term of reward.terms={terms} (got {weights}); "
                 "mend: reward.weights={<term>: <weight>}"
             )
         return
-    for term in weights:
+    for term in weights or {}:
         if term not in known:
             yield f"{unknown('reward.weights', term, known)}; mend: reward.weights={{{_first(known)}: 1}}"
 

@@ -121,7 +121,7 @@ class WarmStartSpec(Spec):
     """Games per optimizer step."""
     learning_rate: Rate
     noise: Share
-    """Chance that the solver strays: a random action, which is not learned itself, and its best ones after it."""
+    """Chance that the solver strays by a random action: what follows is learned, the straying is not."""
     require_success: bool
     """Learn from solved games only."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from random import Random
@@ -189,6 +190,36 @@ class FarLake(FrozenLake):
 
     def reset(self, *, seed: int | None = None, **row: Any) -> str:  # type: ignore[override]
         raise ConnectionError("no route to the lake")
+
+
+class Tricky(Moody):
+    """Does to its server what the guessed word says."""
+
+    @tool
+    async def guess(self, word: str) -> str:
+        """Guess a word.
+
+        Args:
+            word: The guess.
+        """
+        if word == "die":
+            os._exit(3)
+        if word == "hang":
+            await asyncio.sleep(600)
+        if word == "block":
+            time.sleep(0.6)
+        return super().guess(word)
+
+
+class Careless(Guess):
+    """Forgets its seed."""
+
+    played = 0
+
+    def reset(self, *, seed: int | None = None, **row: Any) -> str | None:
+        Careless.played += 1
+        super().reset(seed=seed)
+        return f"game {Careless.played}"
 
 
 def call(word: str) -> str:

@@ -100,7 +100,7 @@ def test_help_lists_groups_and_options(capsys: pytest.CaptureFixture[str]) -> No
     said = capsys.readouterr().out
     assert caught.value.code == 0
     assert "scheduler: gym, harness, tool_calling" in said
-    assert "recipe: frozen_lake_gym, frozen_lake_qwen3" in said
+    assert "recipe: catch, echo, frozen_lake, frozen_lake_gym, sudoku" in said
     assert str(Path(__file__).parents[1]) not in said
 
 

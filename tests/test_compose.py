@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -20,7 +19,11 @@ from envrl.paths import groups, options
 from envrl.spec import RunSpec, SchedulerKind, VllmModeSpec
 
 UNBUILT = {"scheduler=harness", "vllm_mode=colocate", "vllm_mode=server"}
-NEEDS = {"env=custom": ["env.custom.target=envrl.env.frozen_lake:FrozenLake"]}
+NEEDS = {
+    "env=custom": ["env.custom.target=envrl.env.frozen_lake:FrozenLake"],
+    "env=openenv": ["env.openenv.url=http://localhost:8000", "model.warm_start=null"],
+    "env=tools": ["model.warm_start=null"],
+}
 
 
 def refused(*overrides: str) -> str:
@@ -127,9 +130,9 @@ BAD = {
     "grpo.stepz=3": "grpo.stepz: unknown key; did you mean grpo.steps?",
     "++grpo.stepz=3": "grpo.stepz: unknown key; did you mean grpo.steps?",
     "env.frozen_lake.wieght=2": "did you mean env.frozen_lake.weight?",
-    "env=nope": "unknown 'nope'; choose from: custom, frozen_lake",
-    "env=[frozen_lake,nope]": "unknown 'nope'; choose from: custom, frozen_lake",
-    "env=[]": "env: no value; mend: env=custom|frozen_lake",
+    "env=nope": "unknown 'nope'; choose from: catch, custom, echo, frozen_lake",
+    "env=[frozen_lake,nope]": "unknown 'nope'; choose from: catch, custom, echo, frozen_lake",
+    "env=[]": "env: no value; mend: env=catch|custom|echo|frozen_lake",
     "env=custom": "env.custom.target: no value; mend: env.custom.target=...",
     "env.custom.weight=2": "env.custom: set, but not chosen; add it: env=[frozen_lake,custom]",
     "env.frozenlake.weight=2": "env.frozenlake: set, but not chosen; did you mean env.frozen_lake?",
@@ -138,13 +141,13 @@ BAD = {
     "env.frozen_lake.args.p=0": "p: input should be greater than 0, got 0",
     "env.frozen_lake.args.sise=4": "unknown 'sise'; did you mean size?",
     "env.frozen_lake.dataset=nowhere.jsonl": "cannot read 'nowhere.jsonl'",
-    "env.frozen_lake.backend=server": "env.frozen_lake.backend=server: not built yet",
+    "env.frozen_lake.backend=url": "env.frozen_lake.url: missing for backend=url; mend: env.frozen_lake.url=",
     "model=qwen3": "model=qwen3: unknown 'qwen3'; did you mean qwen3_4b?",
     "model=null": "a group takes an option's name",
     "model.name_or_path=./nowhere": "model.name_or_path: no such folder (got './nowhere')",
     "model.lora.rank=8": "model.lora: not built yet",
     "model.tiny.num_key_value_heads=3": "must divide num_attention_heads, which is 2 (got 3)",
-    "recipe=nope": "unknown 'nope'; choose from: frozen_lake_gym",
+    "recipe=nope": "unknown 'nope'; choose from: ",
     "reward.terms=[succes]": "unknown 'succes'; did you mean success?",
     "reward.terms=[nowhere:f]": "cannot import nowhere",
     "reward.terms=[]": "reward.terms: no terms",
@@ -203,40 +206,6 @@ def test_every_environment_needs_a_group() -> None:
 def test_ranks_share_whole_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert "3 ranks share whole groups (got 16); mend: grpo.groups_per_step=18" in refused()
-
-
-@pytest.mark.parametrize(
-    ("rows", "says"),
-    [
-        (['{"seed": 1}'] * 999 + ['{"environment": "frozn"}'], "row 1000 (line 1000 of"),
-        (
-            ['{"environment": "frozn"}'],
-            "'frozn', and this is the dataset of frozen_lake; known: frozen_lake",
-        ),
-        (["", "{"], "row 1 (line 2 of"),
-        (["[1]"], "not a JSON object (got [1])"),
-        (['{"seed": "x"}'], "seed must be an integer (got 'x')"),
-        (['{"messages": "hi"}'], "messages must be a list of objects with role and content (got 'hi')"),
-        (['{"messages": [{"role": "user"}]}'], "messages must be a list of objects with role and content"),
-        (['{"seed": 1}'] * 9, "has 9 rows; mend: more rows, or stages=[...] without evaluate"),
-        ([], "has no rows"),
-    ],
-)
-def test_a_dataset_is_judged_row_by_row(tmp_path: Path, rows: list[str], says: str) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text("\n".join(rows))
-    assert says in refused(f"env.frozen_lake.dataset={file}")
-
-
-def test_a_sound_dataset_passes(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    messages = [{"role": "user", "content": "Play."}]
-    row = json.dumps({"seed": 3, "environment": "frozen_lake", "messages": messages})
-    file.write_text(f"{row}\n" * 10)
-    dataset = f"env.frozen_lake.dataset={file}"
-    assert compose([dataset]).env["frozen_lake"].dataset == file
-    file.write_text(row)
-    assert compose([dataset, "stages=[train]"]).env["frozen_lake"].dataset == file
 
 
 MUTE = """

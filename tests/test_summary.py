@@ -26,8 +26,14 @@ from envrl.summary import (
 
 def record(group: int, success: bool | None = True, **changes: Any) -> dict[str, Any]:
     """An episode of two turns, the second with a failed call."""
-    plain = {"group": group, "seed": 7 * group, "success": success, "reward": float(bool(success)), "stop": "done"}
-    return {**plain, "turns": [{"failures": 0}, {"failures": 1}], "metrics": {"moves": 4}, **changes}
+    plain = {"group": group, "seed": 7 * group, "success": success, "reward": float(bool(success))}
+    return {
+        **plain,
+        "stop": "done",
+        "turns": [{"failures": 0}, {"failures": 1}],
+        "metrics": {"moves": 4},
+        **changes,
+    }
 
 
 BROKEN = {"success": None, "reward": None, "stop": "error", "turns": [], "metrics": {}}

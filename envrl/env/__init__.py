@@ -5,35 +5,57 @@ from __future__ import annotations
 from typing import Any
 
 from envrl.env.base import Environment, Face, ToolCall, checked_arguments, tool
+from envrl.env.compat import adapt
+from envrl.env.compat.swift import envs
 from envrl.errors import ConfigError, unknown
 from envrl.importing import load_object
 from envrl.spec import EnvSpec
 
-__all__ = ["REGISTRY", "Environment", "Face", "ToolCall", "build", "environment_class", "make", "tool"]
+__all__ = [
+    "REGISTRY",
+    "Environment",
+    "Face",
+    "ToolCall",
+    "build",
+    "environment_class",
+    "kinds",
+    "make",
+    "tool",
+]
 
-REGISTRY: dict[str, str] = {
+REGISTRY: dict[str, Any] = {
+    "catch": "envrl.env.catch:Catch",
+    "echo": "envrl.env.echo:Echo",
     "frozen_lake": "envrl.env.frozen_lake:FrozenLake",
+    "openenv": "envrl.env.openenv.generic:OpenEnv",
+    "sudoku": "envrl.env.sudoku:Sudoku",
+    "tools": "envrl.env.tools:Tools",
     "wordle": "envrl.env.wordle:Wordle",
 }
-"""kind -> `module:Class`; a class is imported when it is first asked for."""
+"""kind -> `module:Class`, imported when it is first asked for; a plugin may add the class itself."""
 
 CUSTOM = "custom"
 
 
 def environment_class(kind: str, target: str | None = None) -> type[Environment]:
-    """The class behind a kind, or behind the import path `target` where the kind is `custom`.
+    """The class behind a kind, or behind `target` where the kind is `custom`.
 
-    Raises ConfigError.
+    A target is an import path, or a name that a plugin registered. Raises ConfigError.
     """
     if target is None:
         if kind == CUSTOM:
             raise ConfigError("env.custom.target: missing; give the class as package.module:Name")
-        if kind not in REGISTRY:
-            raise ConfigError(unknown("env", kind, [*REGISTRY, CUSTOM]))
-        return _class_at(REGISTRY[kind])
+        if kind not in kinds():
+            raise ConfigError(unknown("env", kind, kinds()))
+        return _class_at(REGISTRY[kind] if kind in REGISTRY else envs[kind], kind)
     if kind != CUSTOM:
         raise ConfigError(f"env {kind}: has a target, {target!r}; set kind=custom or leave the target out")
-    return _class_at(target)
+    return _class_at((REGISTRY | envs).get(target, target), target)
+
+
+def kinds() -> list[str]:
+    """What env.<key>.kind may be: the shipped names, those of plugins, and `custom`."""
+    return [*dict.fromkeys([*REGISTRY, *envs]), CUSTOM]
 
 
 def make(name: str, **args: Any) -> Environment:
@@ -57,8 +79,5 @@ def build(key: str, spec: EnvSpec) -> Environment:
         ) from error
 
 
-def _class_at(path: str) -> type[Environment]:
-    cls = load_object(path)
-    if not (isinstance(cls, type) and issubclass(cls, Environment)):
-        raise ConfigError(f"{path}: not a subclass of envrl.env.Environment")
-    return cls
+def _class_at(found: Any, name: str) -> type[Environment]:
+    return adapt(load_object(found) if isinstance(found, str) else found, name)

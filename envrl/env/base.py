@@ -52,6 +52,9 @@ class Environment(ABC):
 
     blocking: bool = False
     """True: calls may block, so they run in a thread that the episode owns."""
+    conversational: bool = False
+    """True: it hears whole turns, thinking included, through the text face alone, and what its reset says
+    replaces a dataset row's own messages."""
 
     reward: float | None = None
     """The episode's total so far; None means unscored."""
@@ -62,11 +65,14 @@ class Environment(ABC):
 
     metrics: dict[str, float]
     """Logged per environment (greens, invalid moves, …)."""
+    extra: dict[str, Any]
+    """Kept in the episode's record as it is: plain data."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """A subclass need not call super().__init__()."""
         self = super().__new__(cls)
         self.metrics = {}
+        self.extra = {}
         return self
 
     @abstractmethod
@@ -110,6 +116,9 @@ class Environment(ABC):
 
     async def open(self) -> None:
         """Gets hold of what `reset` needs, such as a session. Waiting here costs the episode no time."""
+
+    def conclude(self) -> Any:
+        """Called once when play is over, before the reward is read: for one that is worked out only then."""
 
     def close(self) -> Any:
         """Frees what the episode holds. Called on every exit path."""

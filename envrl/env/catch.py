@@ -60,7 +60,7 @@ class Catch(Environment):
             self.ball, self.paddle = (0, column), COLUMNS // 2
         self.reward, self.done, self.success = 0.0, False, False
         self.metrics = {"steps": 0, "score": 0}
-        return f"Catch:\n{self._board()}"
+        return f"Catch:\n{self.board()}"
 
     @tool
     def move(self, direction: Literal["left", "right"]) -> str:
@@ -82,7 +82,7 @@ class Catch(Environment):
         words = [tagged.group(1)] if tagged else _BARE.findall(text)
         if not words:
             hint = "Reply with <action>left|right|stay</action>."
-            raise ValueError(f"Invalid response: could not find a move. {hint}\n{self._board()}")
+            raise ValueError(f"Invalid response: could not find a move. {hint}\n{self.board()}")
         return _call(words[-1].lower())
 
     def format_action(self, call: ToolCall) -> str:
@@ -112,6 +112,13 @@ class Catch(Environment):
         side = self.ball[1] - self.paddle
         return "stay" if not side else "right" if side > 0 else "left"
 
+    def board(self) -> str:
+        """Rows of cells; the paddle hides a ball that it caught."""
+        cells = [[EMPTY] * COLUMNS for _ in range(ROWS)]
+        cells[self.ball[0]][self.ball[1]] = BALL
+        cells[-1][self.paddle] = PADDLE
+        return "\n".join(" ".join(row) for row in cells)
+
     def _step(self, side: int) -> str:
         if self.done:
             raise ValueError("the episode is over")
@@ -119,18 +126,11 @@ class Catch(Environment):
         self.ball = self.ball[0] + 1, self.ball[1]
         self.metrics["steps"] += 1
         if self.ball[0] < ROWS - 1:
-            return self._board()
+            return self.board()
         self.done, self.success = True, self.ball[1] == self.paddle
         self.reward = float(self.success)
         self.metrics["score"] = 1 if self.success else -1
-        return f"You {'caught' if self.success else 'missed'} the ball.\n{self._board()}"
-
-    def _board(self) -> str:
-        """The paddle hides a ball that it caught."""
-        cells = [[EMPTY] * COLUMNS for _ in range(ROWS)]
-        cells[self.ball[0]][self.ball[1]] = BALL
-        cells[-1][self.paddle] = PADDLE
-        return "\n".join(" ".join(row) for row in cells)
+        return f"You {'caught' if self.success else 'missed'} the ball.\n{self.board()}"
 
 
 def _call(word: str) -> ToolCall:

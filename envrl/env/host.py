@@ -58,7 +58,8 @@ class Host:
         if self._worker is None:
             self._worker = _Worker()
         future = self._worker.submit(partial(method, *args, **arguments))
-        return await self._within(asyncio.wrap_future(future), method, timeout_s)
+        result = await self._within(asyncio.wrap_future(future), method, timeout_s)
+        return await self._within(result, method, timeout_s) if inspect.isawaitable(result) else result
 
     async def close(self) -> None:
         """Closes the environment, once. One that is stuck is closed by its own thread if it ever returns."""

@@ -13,6 +13,9 @@ from envrl.spec import EnvSpec
 class Source(ABC):
     """Makes the environments of one key of the mixture, for as long as the run lasts."""
 
+    scarce: bool = False
+    """Others may be waiting for what an episode holds, so it is closed before its group is scored."""
+
     @abstractmethod
     def make(self) -> Environment:
         """A new environment for one episode. Cheap: what takes time belongs into its `open`."""

@@ -67,6 +67,11 @@ class Chat:
         self.stop_ids = frozenset({self.turn_end, *stop_ids})
         """All tokens that end generation."""
 
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """What it renders for; code of others asks for it."""
+        return self._tokenizer
+
     def start(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
         """A whole conversation up to where the model speaks."""
         return list(self._ids(self._prompt(json.dumps([messages, tools]))))

@@ -119,13 +119,17 @@ def _chance(before: Evaluation, after: Evaluation) -> str:
     """Whether the change could be luck: by the paired interval where there is one."""
     change = after.get("change")
     if change is None or change["since"] != before["label"]:
-        return "but the 95% intervals overlap" if overlap(before, after) else "the 95% intervals do not overlap"
+        return f"{'but the' if overlap(before, after) else 'the'} 95% intervals {_apart(before, after)}"
     low, high = change["success_ci95"]
     sure = "leaves out 0" if low > 0 or high < 0 else "includes 0, so it may be chance"
     return (
         f"the 95% interval of the change on the same {change['tasks']} tasks, "
         f"{low * 100:+.1f} to {high * 100:+.1f} points, {sure}"
     )
+
+
+def _apart(before: Evaluation, after: Evaluation) -> str:
+    return "overlap" if overlap(before, after) else "do not overlap"
 
 
 def _short_change(before: Evaluation, after: Evaluation) -> str:

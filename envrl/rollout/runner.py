@@ -18,7 +18,7 @@ from envrl.errors import ConfigError, StageError, WorldError
 from envrl.rollout.scoring import needs_group, score, terms_of
 from envrl.rollout.tasks import Task
 from envrl.rollout.trajectory import Episode
-from envrl.scheduler import Scheduler, scheduler_class
+from envrl.scheduler import Scheduler, make_scheduler
 from envrl.seeds import derive
 from envrl.spec import RunSpec
 from envrl.stop import StopReason
@@ -41,11 +41,14 @@ class Runner:
         self._spec = spec
         self._chat = chat
         self._sources = sources or in_process(spec.env)
-        self._schedulers = {key: scheduler_class(spec.scheduler_of(key))() for key in spec.env}
-        schemas = {key: tool_schemas(source.make()) for key, source in self._sources.items()}
-        everything = list({s["function"]["name"]: s for own in schemas.values() for s in own}.values())
-        show_all = spec.scheduler.tools_visible == "all"
-        self._schemas = {key: everything if show_all else own for key, own in schemas.items()}
+        self._schedulers = {key: make_scheduler(spec.scheduler_of(key)) for key in spec.env}
+        named = {
+            key: {schema["function"]["name"]: schema for schema in tool_schemas(source.make())}
+            for key, source in self._sources.items()
+        }
+        everything = {name: schema for own in named.values() for name, schema in own.items()}
+        shown = everything if spec.scheduler.tools_visible == "all" else {}
+        self._schemas = {key: list((shown | own).values()) for key, own in named.items()}
         self._slots = asyncio.Semaphore(spec.rollout.max_inflight) if spec.rollout.max_inflight else None
 
     async def run(
@@ -120,12 +123,15 @@ class Runner:
         try:
             with boundary(episode):
                 await episode.host.environment.open()
-                episode.finish(await self._drive(scheduler, episode, engine))
+                stop = await self._drive(scheduler, episode, engine)
+                await episode.conclude()
+                episode.finish(stop)
                 if not hold:
                     await score([episode], self._spec)
         finally:
             await engine.release(episode.name)
-            if hold and episode.stop is not StopReason.ERROR:
+            scarce = self._sources[episode.task.env].scarce
+            if hold and not scarce and episode.stop is not StopReason.ERROR:
                 hold.push_async_callback(self._close, episode)
             else:
                 await self._close(episode)

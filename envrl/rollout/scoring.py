@@ -50,7 +50,8 @@ async def score(episodes: Sequence[Episode], spec: RunSpec) -> None:
 
 async def _called(function: Callable[..., Any], episodes: Sequence[Episode]) -> list[Any]:
     """A TRL-style function's values, called with the keywords that TRL gives."""
-    columns = {name: None for episode in episodes for name in episode.task.row}
+    names = {name: None for episode in episodes for name in episode.task.row}
+    columns = {name: [episode.task.row.get(name) for episode in episodes] for name in names}
 
     def log_metric(name: str, value: float) -> None:
         for episode in episodes:
@@ -60,14 +61,16 @@ async def _called(function: Callable[..., Any], episodes: Sequence[Episode]) -> 
         for episode, value in zip(episodes, values, strict=True):
             episode.extra[column] = value
 
-    values = function(
-        **{name: [episode.task.row.get(name) for episode in episodes] for name in columns},
-        prompts=[episode.messages[: episode.prompt_messages] for episode in episodes],
-        completions=[episode.messages[episode.prompt_messages :] for episode in episodes],
-        completion_ids=[t.ids[t.prompt_tokens :] for t in (episode.transcripts[-1] for episode in episodes)],
-        environments=[episode.host.environment.unwrapped for episode in episodes],
-        trainer_state=None,
-        log_metric=log_metric,
-        log_extra=log_extra,
-    )
+    given = {
+        "prompts": [episode.messages[: episode.prompt_messages] for episode in episodes],
+        "completions": [episode.messages[episode.prompt_messages :] for episode in episodes],
+        "completion_ids": [
+            t.ids[t.prompt_tokens :] for t in (episode.transcripts[-1] for episode in episodes)
+        ],
+        "environments": [episode.host.environment.unwrapped for episode in episodes],
+        "trainer_state": None,
+        "log_metric": log_metric,
+        "log_extra": log_extra,
+    }
+    values = function(**{**columns, **given})  # a column of one of these names gives way, as in TRL
     return list(await values if inspect.isawaitable(values) else values)

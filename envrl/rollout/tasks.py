@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from typing import Any, TypedDict
 
 from envrl.env import build
+from envrl.rollout.dataset import Row, opening_messages, own_rows, split
 from envrl.seeds import derive, task_seed
 from envrl.spec import Backend, EnvSpec
 
@@ -27,8 +26,8 @@ class Task:
     member: int
     messages: list[dict[str, Any]] | None = None
     """A dataset row's own opening messages."""
-    row: dict[str, Any] = field(default_factory=dict)
-    """The rest of the row; goes to reset(**row)."""
+    row: Row = field(default_factory=dict)
+    """All of the row's columns; they go to reset(**row)."""
 
 
 class Share(TypedDict):
@@ -41,8 +40,9 @@ class Share(TypedDict):
 def mixture(weights: Mapping[str, float]) -> Iterator[tuple[str, int]]:
     """The environments of all groups, in order, each with how often it came before.
 
-    Every prefix holds each environment's share to within one group: the one that is furthest behind
-    comes next.
+    Largest remainder, one group at a time: the one that is furthest behind its share comes next, and what
+    it still lacks is carried over. Where all shares of a prefix are whole numbers, they are met exactly;
+    between, two or three environments are never a whole group away from theirs.
     """
     share = {env: weight / sum(weights.values()) for env, weight in weights.items()}
     count = dict.fromkeys(share, 0)
@@ -55,13 +55,22 @@ def mixture(weights: Mapping[str, float]) -> Iterator[tuple[str, int]]:
 class Tasks:
     """The groups of one stage, a pure function of the seed: nothing to save for a resume."""
 
-    def __init__(self, envs: Mapping[str, EnvSpec], *, seed: int, stage: str, members: int) -> None:
-        self._envs = envs
+    def __init__(
+        self,
+        envs: Mapping[str, EnvSpec],
+        *,
+        seed: int,
+        stage: str,
+        members: int,
+        only: Collection[str] | None = None,
+    ) -> None:
+        """Of the whole mixture, which says whose a dataset's row is; `only` names the keys to play."""
+        keys = [key for key in envs if only is None or key in only]
         self._seed = seed
         self._stage = stage
         self._members = members
-        self._rows = {key: rows(key, spec, held_out=stage == "evaluate") for key, spec in envs.items()}
-        self._mixture = mixture({key: spec.weight for key, spec in envs.items()})
+        self._rows = {key: rows(key, envs, held_out=stage == "evaluate") for key in keys}
+        self._mixture = mixture({key: envs[key].weight for key in keys})
         self._order: list[tuple[str, int]] = []
         self._epochs: dict[tuple[str, int], list[int]] = {}
 
@@ -88,15 +97,14 @@ class Tasks:
 
     def _group(self, index: int) -> list[Task]:
         env, earlier = self._order[index]
-        row = dict(self._row(env, earlier))
-        seed = row.pop("seed", None)
-        if seed is None:
-            seed = task_seed(self._seed, self._stage, index)
-        messages = row.pop("messages", None)
-        row.pop("environment", None)
+        row = self._row(env, earlier)
+        if row.get("seed") is None:
+            row = {column: value for column, value in row.items() if column != "seed"}
+        seed = row.get("seed", task_seed(self._seed, self._stage, index))
+        messages = opening_messages(row)
         return [Task(env, seed, index, member, messages, row) for member in range(self._members)]
 
-    def _row(self, env: str, turn: int) -> dict[str, Any]:
+    def _row(self, env: str, turn: int) -> Row:
         """The environment's turn-th row: every epoch walks all rows in an order of its own."""
         rows = self._rows[env]
         if rows is None:
@@ -109,25 +117,11 @@ class Tasks:
         return rows[self._epochs[env, epoch][place]]
 
 
-HELD_OUT_EVERY = 10
-"""Of a dataset, every tenth row is evaluated and never trained on."""
-
-
-def rows(key: str, spec: EnvSpec, *, held_out: bool) -> list[dict[str, Any]] | None:
+def rows(key: str, envs: Mapping[str, EnvSpec], *, held_out: bool) -> list[Row] | None:
     """The rows of one side, of the dataset or of the environment's own tasks; None where seeds make them."""
+    spec = envs[key]
     if spec.dataset is not None:
-        return split(read_rows(Path(spec.dataset)), held_out=held_out)
+        return split(own_rows(key, envs), held_out=held_out)
     if spec.backend in (Backend.URL, Backend.DOCKER):
         return None  # another's server may know none of our tasks
     return build(key, spec).tasks(held_out=held_out)
-
-
-def split(rows: list[dict[str, Any]], *, held_out: bool) -> list[dict[str, Any]]:
-    """The rows of one side; a dataset of fewer than ten rows is for training alone, as compose.py sees to."""
-    mine = [row for n, row in enumerate(rows) if (n % HELD_OUT_EVERY == HELD_OUT_EVERY - 1) == held_out]
-    return mine or rows
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines dataset; compose.py has judged it."""
-    return [json.loads(line) for line in path.expanduser().read_text("utf-8").split("\n") if line.strip()]

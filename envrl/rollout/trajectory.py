@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ class Transcript:
     def sample(self, generation: Generation) -> None:
         """Appends what the model sampled."""
         self.ids += generation.ids
-        self.mask += [1] * len(generation.ids)
+        self.mask += [int(generation.trained)] * len(generation.ids)
         self.logprobs += generation.logprobs
 
 
@@ -138,13 +139,16 @@ class Episode:
     async def begin(self, face: Face) -> None:
         """Resets the environment and renders the prompt. Raises WorldError."""
         with self._boundary():
-            row = {"seed": self.task.seed, **self.task.row}
+            row = {"seed": self.task.seed, **deepcopy(self.task.row)}  # it is the whole group's
+            if self.host.environment.conversational:
+                row["messages"] = deepcopy(self.task.messages)
             observation = await self._ask(self.host.environment.reset, **row)
             rules = self.prompt
             if rules is None:
                 rules = await self._ask(self.host.environment.instructions, face)
             self._scored = self._reward()
-        self.fork(opening(face, rules, observation, self.task.messages), tools=face is Face.TOOL)
+        messages = None if self.host.environment.conversational else self.task.messages
+        self.fork(opening(face, rules, observation, messages), tools=face is Face.TOOL)
 
     def fork(self, messages: list[dict[str, Any]], *, tools: bool = True) -> None:
         """Starts a transcript from these messages; earlier ones are kept and trained too."""
@@ -227,12 +231,13 @@ class Episode:
         finally:
             turn.step_s += time.perf_counter() - started
             with self._boundary():
-                self._credit(turn)
+                self.credit(turn)
         return "" if result is None else str(result)
 
     async def parse_action(self, text: str) -> ToolCall:
         """The environment's reading of a text. Raises ValueError with the text for the model."""
         turn = self.turns[-1]
+        started = time.perf_counter()
         try:
             with self._boundary():
                 call: ToolCall = await self._ask(self.host.environment.parse_action, text)
@@ -242,10 +247,11 @@ class Episode:
             turn.failures += 1
             raise
         finally:
+            turn.step_s += time.perf_counter() - started
             with self._boundary():
-                self._credit(turn)
+                self.credit(turn)
 
-    async def _ask(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def _ask(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """One call of the environment, where and as long as its host lets it run."""
         return await self.host.call(method, self.limits.step_timeout_s, *args, **kwargs)
 
@@ -276,7 +282,16 @@ class Episode:
         reward = self.host.environment.reward
         return None if reward is None else _number("reward", reward)
 
-    def _credit(self, turn: Turn) -> None:
+    async def conclude(self) -> None:
+        """Lets the environment work out its final reward, which is the last turn's. Raises WorldError."""
+        if self.host.lost:
+            return
+        with self._boundary():
+            await self._ask(self.host.environment.conclude)
+            if self.turns:
+                self.credit(self.turns[-1])
+
+    def credit(self, turn: Turn) -> None:
         """Records by how much the reward rose since it was last looked at."""
         reward = self._reward()
         if reward is not None:
@@ -297,6 +312,7 @@ class Episode:
             self.metrics = {
                 str(name): _number(f"metric {name}", value) for name, value in environment.metrics.items()
             }
+            self.extra = {**environment.extra, **self.extra}
             self.env_reward = self._reward()
             self.success = (
                 None if environment.success is None else bool(_number("success", environment.success))

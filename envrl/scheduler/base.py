@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from envrl.engine.base import Engine
 from envrl.env.base import Face
@@ -11,6 +11,7 @@ from envrl.stop import StopReason
 
 if TYPE_CHECKING:
     from envrl.rollout.trajectory import Episode, Turn
+    from envrl.spec import SchedulerSpec
 
 
 class Scheduler(ABC):
@@ -18,6 +19,11 @@ class Scheduler(ABC):
 
     face: ClassVar[Face]
     """How the environment is shown to the model."""
+
+    @classmethod
+    def of(cls, settings: SchedulerSpec) -> Self:
+        """The loop for these settings, which every episode carries as `limits`."""
+        return cls()
 
     @abstractmethod
     async def run(self, episode: Episode, engine: Engine) -> StopReason:

@@ -19,8 +19,9 @@ class GymScheduler(TurnScheduler):
 
     async def act(self, episode: Episode, turn: Turn) -> list[dict[str, Any]]:
         """One `user` message."""
+        heard = turn.text if episode.host.environment.conversational else strip_thinking(turn.text)
         try:
-            call = await episode.parse_action(strip_thinking(turn.text))
+            call = await episode.parse_action(heard)
         except ValueError as mistake:
             return [{"role": "user", "content": str(mistake)}]
         return [{"role": "user", "content": await episode.call(call)}]

@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 from envrl.engine.base import Engine, Sampling
 from envrl.engine.transformers import TransformersEngine
 from envrl.env.base import Face
-from envrl.env.sources import in_process
+from envrl.env.openenv.source import sources
 from envrl.grpo import checkpoints
 from envrl.model.chat import Chat
 from envrl.model.load import end_ids, load
@@ -69,7 +69,7 @@ class Run:
         self.summary = summary
         self.tracker = Tracker(spec.output_dir, writes=is_main())
         self.progress = Progress(None if is_main() else Console(quiet=True))
-        self.sources = in_process(spec.env)
+        self.sources = sources(spec, spec.output_dir)
         self._agent: Agent | None = None
         disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers' bars would tear ours
         torch.set_num_threads(spec.threads)

@@ -9,6 +9,7 @@ from statistics import fmean
 from envrl.engine.base import Sampling
 from envrl.env import build
 from envrl.env.base import Face, has_solver
+from envrl.env.openenv.source import episodes_at_once
 from envrl.env.policies import Policy, gold, random
 from envrl.env.schema import tool_schemas
 from envrl.errors import ConfigError, StageError
@@ -43,13 +44,15 @@ async def run(run: Run) -> None:
             _check_solver(run, key, best, worst)
         else:
             run.progress.log(f"check: env.{key} has no solver; only the model can show that it can be played")
+    for key, source in run.sources.items():
+        await source.prepare(episodes_at_once(run.spec, key))
     if not _warm_start_follows(run.spec) and (Stage.TRAIN in run.spec.stages or not run.fresh):
         await learning_signal(run)
 
 
 async def played(run: Run, env: str, policy: Policy) -> list[Episode]:
     """A few of an environment's tasks, played by a scripted policy through the real scheduler."""
-    tasks = Tasks({env: run.spec.env[env]}, seed=run.spec.seed, stage="check", members=1)
+    tasks = Tasks(run.spec.env, seed=run.spec.seed, stage="check", members=1, only=[env])
     runner = await run.scripted_runner()
     sampling = Sampling(max_tokens=run.spec.scheduler.max_tokens)
     groups = await runner.run(tasks.groups(0, PLAYED), scripted(policy), sampling, name=f"check/{env}")

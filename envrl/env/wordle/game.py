@@ -13,11 +13,10 @@ from pydantic import Field
 
 from envrl.env.base import Environment, Face, ToolCall, tool
 from envrl.env.wordle.feedback import LETTERS, Guess, feedback, knowledge, spaced
+from envrl.env.wordle.scoring import GUESSES, scored
 from envrl.env.wordle.solver import fitting
 from envrl.env.wordle.words import load
 from envrl.seeds import is_held_out
-
-GUESSES = 6
 
 _BRACKETED = re.compile(r"\[(\w+)\]")
 _FORMAT = "You tried submitting a word in the wrong format. Please make sure to use squared brackets."
@@ -64,7 +63,7 @@ class Wordle(Environment):
         self._secret, self._history, self._invalid_in_a_row = secret.lower(), (), 0
         self.done, self.success = False, False
         self.metrics = {"guesses": 0, "invalid_guesses": 0, "greens": 0, "ended_by_invalid": 0}
-        self._score()
+        self.reward = scored(self.metrics, won=False)
         return self._left()
 
     @tool
@@ -86,7 +85,7 @@ class Wordle(Environment):
         self.done = self.success or len(self._history) == GUESSES
         self.metrics["guesses"] += 1
         self.metrics["greens"] = max(self.metrics["greens"], marks.count("G"))
-        self._score()
+        self.reward = scored(self.metrics, won=self.success)
         board = f"{spaced(word.upper())}\n{spaced(marks)}"
         return f"You submitted [{word}].\nFeedback:\n{board}\n{self._outcome()}"
 
@@ -130,19 +129,9 @@ class Wordle(Environment):
         self._invalid_in_a_row += 1
         self.done = self._invalid_in_a_row == 2
         self.metrics["ended_by_invalid"] = int(self.done)
-        self._score()
+        self.reward = scored(self.metrics, won=False)
         next_ = "That ends the game." if self.done else "Please resubmit a valid move."
         return f"You attempted an invalid move. Reason: {reason} {next_}"
-
-    def _score(self) -> None:
-        """The three rewards so far, as metrics, and their sum."""
-        guesses, metrics = self.metrics["guesses"], self.metrics
-        metrics["win_reward"] = 1.0 + 0.5 * (1 - guesses / GUESSES) if self.success else 0.0
-        metrics["partial_reward"] = 0.0 if self.success else 0.1 * metrics["greens"]
-        metrics["invalid_reward"] = 0.0 - 0.1 * metrics["invalid_guesses"]  # 0.0, not -0.0, for none
-        if self.success:
-            metrics["guesses_per_win"] = guesses
-        self.reward = metrics["win_reward"] + metrics["partial_reward"] + metrics["invalid_reward"]
 
     def _outcome(self) -> str:
         if self.success:

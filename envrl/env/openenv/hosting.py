@@ -1,0 +1,208 @@
+"""Any environment of ours as an OpenEnv app, which any OpenEnv client can play.
+
+An action is `{"tool": "guess", "arguments": {"word": "crane"}}` or `{"text": "[crane]"}`. What the model
+did wrong comes back as an observation with `mistake`, never as a server error: those are for the world.
+Where a reward is worked out when play is over, `done` brings it, or an action `{"conclude": true}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
+from functools import partial
+from typing import Any, Literal
+
+from fastapi import FastAPI
+from pydantic import Field
+
+from envrl.env import build
+from envrl.env.base import Face, checked_arguments
+from envrl.env.host import CLOSE_TIMEOUT_S, Host
+from envrl.env.openenv import without_gradio
+from envrl.errors import unknown
+from envrl.spec import EnvSpec
+
+with without_gradio():
+    from openenv.core.env_server import Action, Observation, State, create_app
+    from openenv.core.env_server import Environment as Served
+
+log = logging.getLogger(__name__)
+
+
+class EnvrlAction(Action):  # type: ignore[misc]  # openenv has no types
+    """A call of one of the environment's tools, or a text in which it finds an action."""
+
+    tool: str | None = None
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    text: str | None = None
+    conclude: bool = False
+    """Play is over, for a reason of the player's; the answer has the final reward."""
+
+
+class EnvrlObservation(Observation):  # type: ignore[misc]
+    """What the environment says; `reward`, beside it, is that of the last action alone."""
+
+    text: str
+    total: float | None
+    """The episode's reward so far."""
+    success: bool | None
+    metrics: dict[str, float]
+    extra: dict[str, Any]
+    """More about the episode, as plain data."""
+    mistake: Literal["parse", "call"] | None = None
+    """No action in the text, or a call that was refused; `text` says what was wrong."""
+    instructions: dict[str, str] | None = None
+    """The rules for the tool and the text face; after a reset."""
+    tools: list[dict[str, Any]] | None = None
+    """JSON schemas of the tools; after a reset."""
+
+
+class Hosted(Served):  # type: ignore[misc]
+    """One session's environment. Games run on the server's own loop, those that block in a thread."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(
+        self, key: str, spec: EnvSpec, live: set[Hosted], *, describe: bool, step_timeout_s: float | None
+    ) -> None:
+        super().__init__()
+        self._host = Host(build(key, spec))
+        self._live = live
+        self._describe = describe
+        self._step_timeout_s = step_timeout_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: int | None = None
+        self._scored: float | None = None
+        self._concluded = False
+        live.add(self)
+
+    async def reset_async(self, **row: Any) -> EnvrlObservation:
+        """Starts the episode of the row and its seed."""
+        self._concluded = False
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._scored = None
+        environment = self._host.environment
+        text = await self._call(environment.reset, **row)
+        seen = self._observation(text)
+        seen.instructions = {face: await self._call(environment.instructions, face) for face in Face}
+        if self._describe:
+            from envrl.env.schema import tool_schemas  # heavy, and our own client brings its own
+
+            seen.tools = tool_schemas(environment)
+        return seen
+
+    async def step_async(self, action: EnvrlAction, **options: Any) -> EnvrlObservation:
+        """One action."""
+        said, mistake = ("", None) if action.conclude else await self._act(action)
+        if action.conclude or self._host.environment.done:
+            await self._conclude()
+        return self._observation(said, mistake)
+
+    def reset(self, **row: Any) -> EnvrlObservation:
+        """Plain HTTP, which has no sessions."""
+        return asyncio.run(self.reset_async(**row))
+
+    def step(self, action: EnvrlAction, **options: Any) -> EnvrlObservation:
+        """Plain HTTP, which has no sessions."""
+        return asyncio.run(self.step_async(action))
+
+    @property
+    def state(self) -> State:
+        """Nothing that a player should not know."""
+        return State()
+
+    def close(self) -> None:
+        """Called in a thread of the session's, or on the loop; the environment is closed where it played."""
+        self._live.discard(self)
+        if self._loop is None or not self._loop.is_running():
+            return
+        closing = asyncio.run_coroutine_threadsafe(self._host.close(), self._loop)
+        if threading.get_ident() == self._thread:
+            return  # waiting here would keep the loop from closing it
+        with suppress(FutureTimeout):
+            closing.result(CLOSE_TIMEOUT_S + 1)
+
+    async def _act(self, action: EnvrlAction) -> tuple[object, Literal["parse", "call"] | None]:
+        name, arguments = action.tool, action.arguments
+        if name is None:
+            try:
+                name, arguments = await self._parsed(action.text)
+            except ValueError as mistake:
+                return mistake, "parse"
+        try:
+            tool = self._tool(name)
+            return await self._call(tool, **checked_arguments(tool, arguments)), None
+        except ValueError as mistake:
+            return mistake, "call"
+
+    async def _conclude(self) -> None:
+        if not self._concluded:
+            self._concluded = True
+            await self._call(self._host.environment.conclude)
+
+    async def _parsed(self, text: str | None) -> tuple[str, Any]:
+        if text is None:
+            raise ValueError("give a tool with its arguments, or a text")
+        call = await self._call(self._host.environment.parse_action, text)
+        return call.name, call.arguments
+
+    def _tool(self, name: str) -> Callable[..., Any]:
+        tools = self._host.environment.tools()
+        if self._host.environment.done:
+            raise ValueError("the episode is over; this call was not run")
+        if name not in tools:
+            raise ValueError(unknown("tool", name, tools))
+        return tools[name]
+
+    async def _call(self, method: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
+        """Runs a method of the environment; what it raises, other than to the model, is named and logged."""
+        try:
+            return await self._host.call(method, self._step_timeout_s, *args, **arguments)
+        except ValueError:
+            raise
+        except Exception as error:  # openenv sends the text alone
+            log.exception("%s", getattr(method, "__name__", method))
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+    def _observation(self, text: object, mistake: Literal["parse", "call"] | None = None) -> EnvrlObservation:
+        environment = self._host.environment
+        total = None if environment.reward is None else float(environment.reward)
+        if total is not None and not math.isfinite(total):
+            raise RuntimeError(f"reward is {total}")  # JSON would make it null, which means unscored
+        rise = None if total is None else total - (self._scored or 0.0)
+        self._scored = self._scored if total is None else total
+        return EnvrlObservation(
+            text="" if text is None else str(text),
+            reward=rise,
+            done=environment.done,
+            total=total,
+            success=None if environment.success is None else bool(environment.success),
+            metrics={name: float(value) for name, value in environment.metrics.items()},
+            mistake=mistake,
+            extra=environment.extra,
+        )
+
+
+def app(
+    key: str, spec: EnvSpec, *, capacity: int, describe: bool = True, step_timeout_s: float | None = None
+) -> FastAPI:
+    """The ASGI app for this environment, with room for `capacity` sessions.
+
+    `GET /sessions` says how many are open.
+    """
+    live: set[Hosted] = set()
+    hosted = partial(Hosted, key, spec, live, describe=describe, step_timeout_s=step_timeout_s)
+    served: FastAPI = create_app(
+        hosted, EnvrlAction, EnvrlObservation, env_name=spec.kind, max_concurrent_envs=capacity
+    )
+
+    @served.get("/sessions")
+    async def sessions() -> dict[str, int]:
+        return {"active": len(live), "capacity": capacity}
+
+    return served

@@ -1,0 +1,211 @@
+"""Where the environments of a run come from: this process, or the sessions of OpenEnv servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, build_opener
+
+from envrl.env import build
+from envrl.env.base import Environment
+from envrl.env.openenv.adapters import AUTO, Adapter, adapter_class, detected
+from envrl.env.openenv.process import Container, ServerProcess
+from envrl.env.openenv.remote import Remote
+from envrl.env.sources import InProcess, Source
+from envrl.errors import WorldError
+from envrl.spec import Backend, RunSpec
+
+if TYPE_CHECKING:
+    from envrl.env.openenv.pool import Pool, Server
+    from envrl.env.openenv.sessions import Reply, Session
+
+log = logging.getLogger(__name__)
+
+SAME_SEED = 3
+"""Resets with one seed that have to agree; a server that draws from a few games may agree by chance."""
+SCHEMA_TIMEOUT_S = 30.0
+
+
+def sources(spec: RunSpec, directory: Path) -> dict[str, Source]:
+    """One source per environment; servers of ours write their logs into the directory."""
+    return {
+        key: InProcess(key, env) if env.backend is Backend.IN_PROCESS else OpenEnvSource(key, spec, directory)
+        for key, env in spec.env.items()
+    }
+
+
+def episodes_at_once(spec: RunSpec, key: str) -> int:
+    """The most episodes of an environment in one training step of this process."""
+    weights = {name: env.weight for name, env in spec.env.items()}
+    share = weights[key] / sum(weights.values())
+    groups = spec.grpo.groups_per_step
+    if len(weights) > 1:
+        groups = min(groups, math.ceil(share * groups) + 1)  # a mixture's shares are exact to one group
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    return math.ceil(groups / world) * spec.grpo.num_generations
+
+
+class OpenEnvSource(Source):
+    """Remote environments. Sessions with our own server are used again, those with others never."""
+
+    scarce = True
+
+    def __init__(self, key: str, spec: RunSpec, directory: Path) -> None:
+        self._key = key
+        self._env = spec.env[key]
+        self._local = build(key, self._env)
+        own = self._env.sessions.capacity
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        self._limit = max(1, own // world) if own else episodes_at_once(spec, key)
+        self._server = _server(key, spec, directory, self._limit)
+        self._pool: Pool | None = None
+        self._adapter: type[Adapter] | None = None
+        self._asking = asyncio.Lock()
+        self._seeds_checked = False
+
+    def make(self) -> Environment:
+        """A stand-in; its session comes when it is opened."""
+        return Remote(self._local, self)
+
+    async def prepare(self, episodes: int) -> None:
+        """Opens as many sessions as that, or as sessions.capacity allows. Raises StageError, WorldError."""
+        await self._sessions.prepare(episodes)
+        await self._speaker()
+
+    async def take(self) -> tuple[Session, Adapter]:
+        """A session, and the adapter for one episode."""
+        session = await self._sessions.take()
+        try:
+            return session, (await self._speaker())(self._local)
+        except BaseException:
+            self.give(session)
+            raise
+
+    def give(self, session: Session) -> None:
+        """Takes a session back."""
+        self._sessions.give(session)
+
+    async def reset(self, session: Session, data: Mapping[str, Any]) -> Reply:
+        """Starts an episode; the first one with a seed shows whether the server honours it."""
+        reply = await session.reset(data)
+        if "seed" not in data or self._seeds_checked:
+            return reply
+        self._seeds_checked = True
+        first = await _picture(session, reply)
+        for _ in range(SAME_SEED - 1):
+            reply = await session.reset(data)
+            if await _picture(session, reply) != first:
+                log.warning(
+                    "env.%s: the server ignores seeds: two resets with seed %s differ, so the members of a "
+                    "group play different tasks, and no evaluation plays the same ones twice",
+                    self._key,
+                    data["seed"],
+                )
+                break
+        return reply
+
+    async def close(self) -> None:
+        """Closes the sessions, and the server where it is ours."""
+        if self._pool is not None:
+            await self._pool.close()
+        await self._server.close()
+
+    @property
+    def _sessions(self) -> Pool:
+        if self._pool is None:
+            from envrl.env.openenv.pool import Pool  # imports openenv
+
+            self._pool = Pool(
+                self._key,
+                self._server,
+                self._env.sessions,
+                limit=self._limit,
+                reuse=self._env.backend is Backend.SERVER,
+            )
+        return self._pool
+
+    async def _speaker(self) -> type[Adapter]:
+        """The adapter's class; `auto` asks the server for its schema, once."""
+        async with self._asking:
+            if self._adapter is None:
+                name = "envrl" if self._env.backend is Backend.SERVER else self._env.adapter
+                if name == AUTO:
+                    self._adapter = detected(await asyncio.to_thread(_schema, await self._server.url()))
+                    log.info("env.%s: its server is spoken to by %s", self._key, self._adapter.__name__)
+                else:
+                    self._adapter = adapter_class(name)
+        return self._adapter
+
+
+class Elsewhere:
+    """A server that somebody else runs."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def url(self) -> str:
+        """As it was given."""
+        return self._url
+
+    def well(self) -> None:
+        """It is not ours to look after."""
+
+    async def close(self) -> None:
+        """It is not ours to stop."""
+
+
+def _server(key: str, spec: RunSpec, directory: Path, limit: int) -> Server:
+    env = spec.env[key]
+    start_timeout_s = env.sessions.open_timeout_s
+    if env.backend is Backend.URL:
+        assert env.url is not None
+        return Elsewhere(env.url)
+    if env.backend is Backend.DOCKER:
+        assert env.image is not None
+        return Container(key, env.image, start_timeout_s=start_timeout_s)
+    rank = os.environ.get("RANK", "0")
+    job = {
+        "key": key,
+        "env": env.model_dump(mode="json"),
+        "plugins": spec.plugins,
+        "capacity": 2 * limit,  # a session that timed out holds its place until its step ends
+        "step_timeout_s": spec.scheduler.step_timeout_s,
+    }
+    log_file = directory / (f"server-{key}.log" if rank == "0" else f"server-{key}-{rank}.log")
+    return ServerProcess(key, job, log_file, start_timeout_s=start_timeout_s)
+
+
+async def _picture(session: Session, reply: Reply) -> Any:
+    """What can be seen of a fresh episode: what the model is told, and the state apart from its name."""
+    from envrl.env.openenv.sessions import ServerError
+
+    try:
+        state = await session.state()
+    except ServerError:
+        state = {}
+    return reply.observation, {name: value for name, value in state.items() if name != "episode_id"}
+
+
+def _schema(url: str) -> Mapping[str, Any]:
+    """The server's /schema; an empty one where it has none. Raises WorldError."""
+    url = url.rstrip("/").replace("ws", "http", 1) if url.startswith("ws") else url.rstrip("/")
+    local = any(f"//{host}" in url for host in ("localhost", "127.", "[::1]"))
+    opener = build_opener(ProxyHandler({})) if local else build_opener()
+    try:
+        with opener.open(f"{url}/schema", timeout=SCHEMA_TIMEOUT_S) as reply:
+            schema = json.load(reply)
+    except HTTPError as error:
+        if error.code not in (404, 405):
+            raise WorldError(f"{url}/schema: {error}") from error
+        log.warning("%s/schema: %s; it is taken for a server of any kind", url, error)
+        return {}
+    except (OSError, ValueError) as error:
+        raise WorldError(f"{url}/schema: {error}") from error
+    return schema if isinstance(schema, dict) else {}
