@@ -46,10 +46,11 @@ def _from_file(file: Path) -> ModuleType:
     """Runs a file once in a process, however often it is named. Its folder joins the import path."""
     file = file.expanduser().resolve(strict=True)
     name = f"envrl_plugin_{file.stem}"
-    loaded = sys.modules.get(name)
-    if loaded is not None and loaded.__file__ == str(file):
-        _plugins[file.stem] = loaded
-        return loaded
+    for loaded in (sys.modules.get(name), sys.modules.get(file.stem)):
+        if getattr(loaded, "__file__", None) == str(file):
+            assert loaded is not None
+            sys.modules[name] = _plugins[file.stem] = loaded
+            return loaded
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # last, so that a neighbour's name hides no package
     spec = spec_from_file_location(name, file)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from envrl.errors import WorldError
+from envrl.model.tool_calls import parse_tool_calls
 from envrl.reward import is_group_term, number, resolve, total
 from envrl.rollout.trajectory import Episode
 from envrl.spec import RunSpec
@@ -50,8 +51,10 @@ async def score(episodes: Sequence[Episode], spec: RunSpec) -> None:
 
 async def _called(function: Callable[..., Any], episodes: Sequence[Episode]) -> list[Any]:
     """A TRL-style function's values, called with the keywords that TRL gives."""
-    names = {name: None for episode in episodes for name in episode.task.row}
-    columns = {name: [episode.task.row.get(name) for episode in episodes] for name in names}
+    noted = [{**episode.extra, **episode.task.row} for episode in episodes]
+    columns = {
+        name: [own.get(name) for own in noted] for name in {name: None for own in noted for name in own}
+    }
 
     def log_metric(name: str, value: float) -> None:
         for episode in episodes:
@@ -63,7 +66,7 @@ async def _called(function: Callable[..., Any], episodes: Sequence[Episode]) -> 
 
     given = {
         "prompts": [episode.messages[: episode.prompt_messages] for episode in episodes],
-        "completions": [episode.messages[episode.prompt_messages :] for episode in episodes],
+        "completions": [_completion(episode) for episode in episodes],
         "completion_ids": [
             t.ids[t.prompt_tokens :] for t in (episode.transcripts[-1] for episode in episodes)
         ],
@@ -74,3 +77,17 @@ async def _called(function: Callable[..., Any], episodes: Sequence[Episode]) -> 
     }
     values = function(**{**columns, **given})  # a column of one of these names gives way, as in TRL
     return list(await values if inspect.isawaitable(values) else values)
+
+
+def _completion(episode: Episode) -> list[dict[str, Any]]:
+    """The messages after the prompt, with the calls in them parsed as TRL has them."""
+    completion = [dict(message) for message in episode.messages[episode.prompt_messages :]]
+    for message in completion:
+        calls = parse_tool_calls(message["content"]) if message["role"] == "assistant" else []
+        if calls:
+            message["tool_calls"] = [
+                {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+                for call in calls
+                if call.error is None
+            ]
+    return completion

@@ -167,6 +167,30 @@ def test_a_key_is_named_before_a_kind(tmp_path: Path) -> None:
     assert [group[0].row["n"] for group in part.groups(0, 3)] == [1, 1, 1]
 
 
+POND = """
+from envrl.env.compat.swift import Env, envs
+class Pond(Env):
+    async def reset(self, config): return "a pond", {}, ""
+    async def step(self, action): return "", 1.0, True, {}
+    async def close(self): pass
+class Lake(Pond): pass
+envs |= {"pond": Pond, "lake": Lake}
+"""
+
+
+def test_names_of_ms_swifts_registry_are_the_rows_own_choice(tmp_path: Path) -> None:
+    (tmp_path / "ponds.py").write_text(POND)
+    file = lines(tmp_path / "rows.jsonl", [{"env_config": {"name": name}} for name in ("pond", "lake")] * 10)
+    base = [f"plugins=[{tmp_path}/ponds.py]", "scheduler=gym", "model.warm_start=null"]
+    one = compose([*base, "env=custom", "env.custom.target=pond", f"env.custom.dataset={file}"])
+    assert len(own_rows("custom", one.env)) == 20
+    two = {key: EnvSpec(kind="custom", target=key, dataset=str(file)) for key in ("pond", "lake")}
+    assert [len(own_rows(key, two)) for key in two] == [10, 10]
+    lines(file, [{"env_config": {"name": "pnd"}}] * 10)
+    with pytest.raises(ConfigError, match="env_config.name is 'pnd'; known: custom, .*pond"):
+        compose([*base, "env=custom", "env.custom.target=pond", f"env.custom.dataset={file}"])
+
+
 def test_each_keys_own_rows_are_split(tmp_path: Path) -> None:
     rows = [{"env": "ab"[n % 2], "seed": n} for n in range(40)]
     envs = mixture(lines(tmp_path / "rows.jsonl", rows), "a", "b")

@@ -46,6 +46,15 @@ def test_the_guides_lake_is_ours(play: Any, classes: Any, replies: list[str]) ->
     assert len({texts(episode)[1] for episode in theirs}) == 6
 
 
+def test_the_guides_wordle(play: Any, classes: Any, dataset: Any) -> None:
+    target, rows = "env.custom.target=guides_wordle", dataset({"env_config": {"secret": "crane"}})
+    replies = ["[four]", "I say [crate]", "[crane]"]
+    (episode,) = play(replies, "scheduler=gym", target, classes("wordle_classes"), rows)
+    assert texts(episode)[:2] == ["Play Wordle.", "You have six guesses. Answer [word]."]
+    assert texts(episode)[3::2] == ["'four' has not five letters", "GGGXG", "GGGGG"]
+    assert (episode.score, episode.success, episode.metrics["invalid"]) == (1.0, True, 1.0)
+
+
 def test_a_row_reaches_it_as_it_was_written(play: Any, dataset: Any) -> None:
     config = {"seed": 3, "size": None, "nested": {"a": [1, 2.0, "x", True]}, "system": "Write."}
     row = {"messages": [{"role": "user", "content": "placeholder"}], "env_config": config, "level": 2}

@@ -45,8 +45,16 @@ class OpenEnvWrapper:
         raise AssertionError("the last attempt returns or raises")
 
     def step(self, action_dict: dict[str, Any]) -> tuple[Any, float, bool, Any]:
-        """Observation, reward (0 where the server gives none), done, metadata."""
-        result = self._connected().step(action_dict)
+        """Observation, reward (0 where the server gives none), done, metadata.
+
+        An action that the server cannot read is the model's mistake, and the refusal its observation.
+        """
+        try:
+            result = self._connected().step(action_dict)
+        except RuntimeError as error:  # all that openenv's client makes of a server's answer
+            if "VALIDATION_ERROR" not in str(error):
+                raise
+            return {"error": str(error)}, 0.0, False, None
         metadata = getattr(result, "metadata", None)
         return result.observation, float(result.reward or 0.0), bool(result.done), metadata
 
