@@ -33,21 +33,21 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(out.glob("envrl-*.whl"))
 
 
-def test_the_wheel_carries_all_yaml(wheel: Path) -> None:
+def test_the_wheel_carries_all_yaml_and_data(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder in ("conf", "recipes"):
-        for file in (ROOT / folder).rglob("*.yaml"):
+        for file in filter(Path.is_file, (ROOT / folder).rglob("*")):
             assert f"envrl/_{folder}/{file.relative_to(ROOT / folder).as_posix()}" in names
     assert not [name for name in names if name.startswith("tests/")]
 
 
 def test_the_wheel_composes_outside_of_a_checkout(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    command = [sys.executable, "-m", "envrl", "recipe=frozen_lake_gym", "grpo.steps=0"]
+    command = [sys.executable, "-m", "envrl", "recipe=tools", "grpo.staleness=1"]  # its data is found
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "grpo.steps" in done.stderr
+    assert "grpo.staleness" in done.stderr
 
 
 PUBLIC = [

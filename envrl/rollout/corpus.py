@@ -25,6 +25,8 @@ from envrl.rollout.tasks import Tasks
 from envrl.spec import RunSpec
 
 GAMES = 256
+TURNS = 32
+"""Of a game that has no end."""
 
 
 async def tiny_tokenizer(spec: RunSpec, *, cache: Path) -> PreTrainedTokenizerBase:
@@ -60,7 +62,8 @@ def argument_choices(spec: RunSpec) -> list[str]:
 async def game_texts(spec: RunSpec) -> list[str]:
     """Games of the noisy solver, rendered as the scheduler renders them, special tokens included."""
     tokenizer = tiny.bootstrap_tokenizer()
-    unlimited = {"max_tokens": 1 << 20, "max_turn_tokens": None}
+    turns = spec.scheduler.max_turns or TURNS
+    unlimited = {"max_tokens": 1 << 20, "max_turn_tokens": None, "max_turns": turns}
     lenient = spec.model_copy(
         update={
             "seed": 0,

@@ -1,7 +1,8 @@
 """Datasets: where their rows come from, whose each row is, and what a row must hold.
 
 A row names its environment in the column `env` or `environment`, or as `env_config.name`: a key of the
-mixture, or the kind of one or more. A row that names none belongs to the key whose dataset it stands in.
+mixture, else the kind or target of one or more, else a name in ms-swift's registry if its classes play.
+A row that names none belongs to the key whose dataset it stands in.
 `messages`, or a `prompt` (text or messages), opens the conversation, `seed` is the seed of its group, and
 all columns reach `reset` as they were written.
 """
@@ -16,6 +17,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from envrl.env import environment_class
+from envrl.env.compat.swift import envs as registry
+from envrl.env.compat.swift.adapter import SwiftEnvironment
+from envrl.env.compat.trl import TrlEnvironment
 from envrl.errors import ConfigError
 from envrl.shipped import shipped
 from envrl.spec import EnvSpec
@@ -48,9 +53,10 @@ def read_rows(dataset: str) -> list[Row]:
 
 def own_rows(key: str, envs: Mapping[str, EnvSpec]) -> list[Row]:
     """The rows of `env.<key>.dataset` that are this key's."""
-    dataset = envs[key].dataset
+    dataset, keys = envs[key].dataset, _keys_by_name(envs)
     assert dataset is not None
-    return [row for row in read_rows(dataset) if key in _owners(named(row), key, envs)]
+    free = _is_free(envs[key])
+    return [row for row in read_rows(dataset) if key in _owners(named(row), key, keys, free=free)]
 
 
 def split(rows: list[Row], *, held_out: bool) -> list[Row]:
@@ -86,14 +92,15 @@ def faults(
 
     Raises ConfigError where it cannot be read.
     """
-    dataset = envs[key].dataset
+    dataset, keys = envs[key].dataset, _keys_by_name(envs)
     assert dataset is not None
+    sharing = {key for key, env in envs.items() if env.dataset and _same(env.dataset, dataset)}
     misfits: dict[tuple[str, ...], str | None] = {}
-    own = 0
+    own, free = 0, _is_free(envs[key])
     for number, row in enumerate(read_rows(dataset), 1):
         name = named(row)
-        owners = _owners(name, key, envs)
-        wrong = _lost(name, owners, dataset, envs)
+        owners = _owners(name, key, keys, free=free)
+        wrong = None if name is None or sharing & set(owners) else _lost(*name, owners, envs)
         if key in owners:
             own += 1
             columns = tuple(row)
@@ -111,28 +118,53 @@ def faults(
         )
 
 
-def _owners(name: tuple[str, Any] | None, key: str, envs: Mapping[str, EnvSpec]) -> list[str]:
-    """The keys that a row of `env.<key>.dataset` belongs to; none where its name is unknown."""
+def _keys_by_name(envs: Mapping[str, EnvSpec]) -> dict[str, list[str]]:
+    """The keys that a name stands for. Of its meanings the last one here that fits counts."""
+    keys: dict[str, list[str]] = {}
+    for meaning in (_registered, _kind, lambda key, env: [key]):
+        found: dict[str, list[str]] = {}
+        for key, env in envs.items():
+            for name in meaning(key, env):
+                found.setdefault(name, []).append(key)
+        keys |= found
+    return keys
+
+
+def _kind(key: str, env: EnvSpec) -> list[str]:
+    """A target may be a name too, one that a plugin registered."""
+    return [env.kind, *([env.target] if env.target and ":" not in env.target else [])]
+
+
+def _registered(key: str, env: EnvSpec) -> list[str]:
+    """All of ms-swift's registry where its classes play, since they let the row choose."""
+    cls = environment_class(env.kind, env.target)
+    return list(registry) if issubclass(cls, SwiftEnvironment) else []
+
+
+def _owners(
+    name: tuple[str, Any] | None, key: str, keys: Mapping[str, list[str]], *, free: bool
+) -> list[str]:
+    """The keys that a row of `env.<key>.dataset` belongs to; none where its name is unknown.
+
+    A column `env` is `free` to mean something else to an environment that is written for TRL.
+    """
     if name is None:
         return [key]
-    if not isinstance(name[1], str):
-        return []
-    return [name[1]] if name[1] in envs else [other for other, env in envs.items() if env.kind == name[1]]
-
-
-def _lost(
-    name: tuple[str, Any] | None, owners: list[str], dataset: str, envs: Mapping[str, EnvSpec]
-) -> str | None:
-    """Why nobody would play a row."""
-    if name is None:
-        return None
     column, value = name
+    owners = keys.get(value, []) if isinstance(value, str) else []
+    return owners or ([key] if free and column == "env" else [])
+
+
+def _is_free(env: EnvSpec) -> bool:
+    return issubclass(environment_class(env.kind, env.target), TrlEnvironment)
+
+
+def _lost(column: str, name: Any, owners: list[str], envs: Mapping[str, EnvSpec]) -> str:
+    """Why nobody would play a row."""
     if not owners:
-        return f"{column} is {value!r}; known: {', '.join(_names(envs))}"
-    if any(_same(envs[owner].dataset, dataset) for owner in owners):
-        return None
+        return f"{column} is {name!r}; known: {', '.join({**envs, **_keys_by_name(envs)})}"
     owner = owners[0]
-    return f"{column} is {value!r}, and env.{owner}.dataset is {envs[owner].dataset!r}, not this one"
+    return f"{column} is {name!r}, and env.{owner}.dataset is {envs[owner].dataset!r}, not this one"
 
 
 def _fault(row: Row) -> str | None:
@@ -168,12 +200,8 @@ def _are_messages(value: Any) -> bool:
     )
 
 
-def _names(envs: Mapping[str, EnvSpec]) -> list[str]:
-    return list(dict.fromkeys([*envs, *(env.kind for env in envs.values())]))
-
-
-def _same(one: str | None, other: str) -> bool:
-    return one is not None and (one == other or (_file(one) or one) == (_file(other) or other))
+def _same(one: str, other: str) -> bool:
+    return one == other or (_file(one) or one) == (_file(other) or other)
 
 
 # --- reading ----------------------------------------------------------------------------------

@@ -373,15 +373,13 @@ def opening(
 ) -> list[dict[str, Any]]:
     """The first messages: a dataset row's own win over the rules.
 
-    Tool face: the observation is appended to the last user message. Text face: system, then user.
+    The rules are the user's where there are tools, and the system's where there is text alone. The
+    observation is appended to the user's last message, or is one.
     """
-    if face is Face.TEXT:
-        system = messages or ([{"role": "system", "content": rules}] if rules else [])
-        return [*system, {"role": "user", "content": observation or ""}]
-    opened = [dict(m) for m in messages] if messages else [{"role": "user", "content": rules}]
-    if observation:
-        if opened[-1]["role"] != "user":
-            opened.append({"role": "user", "content": observation})
-        else:
-            opened[-1]["content"] = f"{opened[-1]['content']}\n\n{observation}".strip()
+    role = "user" if face is Face.TOOL else "system"
+    opened = [dict(m) for m in messages or ([{"role": role, "content": rules}] if rules else [])]
+    if not opened or opened[-1]["role"] != "user":
+        opened.append({"role": "user", "content": observation or ""})
+    elif observation:
+        opened[-1]["content"] = f"{opened[-1]['content']}\n\n{observation}"
     return opened

@@ -40,8 +40,9 @@ async def evaluate(run: Run, label: str, *, step: int | None = None) -> list[Eva
     tasks = Tasks(run.spec.env, seed=spec.seed, stage="evaluate", members=spec.samples)
     groups = tasks.groups(0, spec.episodes, **run.share, once=spec.temperature == 0)
     for env in run.spec.env:
-        if (size := tasks.size(env)) and spec.temperature == 0:
-            run.progress.log(f"evaluate: env.{env} has {size} held-out tasks, each greedily played once")
+        size = tasks.size(env)
+        if size and spec.temperature == 0:
+            run.progress.log(f"evaluate: env.{env} has {size} tasks; greedy play repeats none of them")
     name = f"evaluate/{label}" if step is None else f"evaluate/{label}/{step}"
     with run.progress.stage(f"evaluate ({label})", total=len(groups) * spec.samples, unit="episodes") as bar:
         started, tokens = time.perf_counter(), 0

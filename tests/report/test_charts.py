@@ -26,7 +26,15 @@ def test_charts_without_data_are_left_out() -> None:
 
 
 def test_evaluations_during_training_join_the_success_chart_with_their_interval() -> None:
-    record = {"group": 0, "seed": 0, "success": True, "reward": 1.0, "stop": "done", "turns": [], "metrics": {}}
+    record = {
+        "group": 0,
+        "seed": 0,
+        "success": True,
+        "reward": 1.0,
+        "stop": "done",
+        "turns": [],
+        "metrics": {},
+    }
     during = [evaluation_of([record], "best", "a", step=step) for step in (2, 1)]
     (figure,) = [figure for title, figure in figures(LINES, during) if title.startswith("Success")]
     held_out = figure.data[-1]

@@ -74,6 +74,13 @@ def test_reset_gets_the_whole_row(play: Any, dataset: Any) -> None:
     assert episode.messages[0] == {"role": "user", "content": "Go."}
 
 
+def test_a_column_env_is_the_classes_own(play: Any, dataset: Any) -> None:
+    """As in a class that plays several games, where the row says which."""
+    row = {"prompt": "Go.", "env": "wordle", "seed": 5}
+    (episode,) = play(["Done."], target("Base"), dataset(row))
+    assert episode.host.environment.unwrapped.rows == [row]
+
+
 def test_tools_are_the_public_methods_but_for_three() -> None:
     assert list(made("Careful").tools()) == ["add", "done", "look"]
     assert list(build("custom", EnvSpec(kind="custom", target="wordle_classes:WordleEnv")).tools()) == [
