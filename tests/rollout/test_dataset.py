@@ -174,21 +174,21 @@ class Pond(Env):
     async def step(self, action): return "", 1.0, True, {}
     async def close(self): pass
 class Lake(Pond): pass
-envs |= {"pond": Pond, "lake": Lake}
+envs |= {"mere": Pond, "tarn": Lake}
 """
 
 
 def test_names_of_ms_swifts_registry_are_the_rows_own_choice(tmp_path: Path) -> None:
     (tmp_path / "ponds.py").write_text(POND)
-    file = lines(tmp_path / "rows.jsonl", [{"env_config": {"name": name}} for name in ("pond", "lake")] * 10)
+    file = lines(tmp_path / "rows.jsonl", [{"env_config": {"name": name}} for name in ("mere", "tarn")] * 10)
     base = [f"plugins=[{tmp_path}/ponds.py]", "scheduler=gym", "model.warm_start=null"]
-    one = compose([*base, "env=custom", "env.custom.target=pond", f"env.custom.dataset={file}"])
+    one = compose([*base, "env=custom", "env.custom.target=mere", f"env.custom.dataset={file}"])
     assert len(own_rows("custom", one.env)) == 20
-    two = {key: EnvSpec(kind="custom", target=key, dataset=str(file)) for key in ("pond", "lake")}
+    two = {key: EnvSpec(kind="custom", target=key, dataset=str(file)) for key in ("mere", "tarn")}
     assert [len(own_rows(key, two)) for key in two] == [10, 10]
     lines(file, [{"env_config": {"name": "pnd"}}] * 10)
-    with pytest.raises(ConfigError, match="env_config.name is 'pnd'; known: custom, .*pond"):
-        compose([*base, "env=custom", "env.custom.target=pond", f"env.custom.dataset={file}"])
+    with pytest.raises(ConfigError, match="env_config.name is 'pnd'; known: custom, .*mere"):
+        compose([*base, "env=custom", "env.custom.target=mere", f"env.custom.dataset={file}"])
 
 
 def test_each_keys_own_rows_are_split(tmp_path: Path) -> None:
