@@ -14,9 +14,11 @@ is no error at all: its text goes back to the model as the tool's result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 from enum import StrEnum
+from typing import Any
 
 
 class EnvrlError(Exception):
@@ -67,3 +69,14 @@ def unknown(what: str, name: object, choices: Iterable[str]) -> str:
     near = get_close_matches(str(name), known, 1)
     hint = f"did you mean {near[0]}?" if near else f"choose from: {', '.join(known)}"
     return f"{what}: unknown {name!r}; {hint}"
+
+
+def finite_number(what: str, value: Any) -> float:
+    """A number that the world gave. Raises WorldError for text and for what is not finite."""
+    try:
+        number = math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise WorldError(f"{what} is {value!r:.80}, no finite number")
+    return number

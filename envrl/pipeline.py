@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from envrl.errors import EnvrlError, StageError
-from envrl.report.table import table
+from envrl.report.table import final, table
 from envrl.rundir import is_main, open_run
 from envrl.spec import RunSpec
 from envrl.summary import Summary
@@ -43,7 +43,7 @@ def _run(spec: RunSpec) -> Summary:
         console.print(f"{spec.output_dir} is finished; resume=never runs it again")
     else:
         _run_stages(spec, summary)
-    if summary.evaluations:
+    if final(summary):
         console.print(table(summary))
     if (spec.output_dir / "report.html").exists():
         console.print(f"report: {spec.output_dir / 'report.html'}", soft_wrap=True)

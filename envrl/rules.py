@@ -13,14 +13,14 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from envrl.env import build, environment_class, kinds
+from envrl.env import CUSTOM, build, environment_class, kinds
 from envrl.env.base import Environment, has_solver
 from envrl.env.compat.swift.adapter import SwiftEnvironment
 from envrl.env.openenv.adapters import ADAPTERS, AUTO
 from envrl.errors import ConfigError, unknown
 from envrl.importing import load_plugin
 from envrl.reward import resolve
-from envrl.rollout.dataset import faults
+from envrl.rollout.rows import faults
 from envrl.scheduler import SwiftScheduler, scheduler_class
 from envrl.scheduler.swift import unfit
 from envrl.spec import Backend, EnvSpec, RunSpec, SchedulerKind, SchedulerSpec, Stage
@@ -97,14 +97,15 @@ def _environments(spec: RunSpec) -> Iterator[str]:
             yield f"env: {key!r} is no name for an environment; mend: env.<letters, digits, _ . ->={{...}}"
         yield from _backend(key, spec)
         try:
-            cls = _class(key, env)
+            _judge_class(key, env)
             built[key] = build(key, env)
         except ConfigError as error:
             yield str(error)
             continue
         yield from _face(key, spec, built[key])
-        if env.dataset is not None:
-            yield from islice(_dataset(key, spec, cls), _BAD_ROWS)
+    if len(built) == len(spec.env):  # whose a row is can be said of a whole mixture alone
+        for key, environment in built.items():
+            yield from _tasks(key, spec, environment)
     wants_solver = Stage.WARM_START in spec.stages and spec.model.warm_start is not None
     if wants_solver and built and not any(has_solver(type(e)) for e in built.values()):
         yield (
@@ -138,17 +139,15 @@ def _backend(key: str, spec: RunSpec) -> Iterator[str]:
             yield f"{path}.backend: {here}; mend: {path}.backend=in_process"
 
 
-def _class(key: str, env: EnvSpec) -> type[Environment]:
-    if env.target is None and env.kind not in kinds():
-        line = unknown(f"env.{key}.kind", env.kind, kinds())
-        raise ConfigError(f"{line}; mend: env.{key}.kind={'|'.join(kinds())}")
+def _judge_class(key: str, env: EnvSpec) -> None:
+    """Raises ConfigError where the class cannot be found or is not finished."""
     try:
         cls = environment_class(env.kind, env.target)
         if missing := sorted(getattr(cls, "__abstractmethods__", ())):
-            raise ConfigError(f"{env.target} lacks {', '.join(missing)}")
+            raise ConfigError(f"target: {env.target} lacks {', '.join(missing)}")
     except ConfigError as error:
-        raise ConfigError(f"env.{key}.target: {error}; mend: env.{key}.target=package.module:Name") from error
-    return cls
+        mend = "target=package.module:Name" if env.kind == CUSTOM else f"kind={'|'.join(kinds())}"
+        raise ConfigError(f"env.{key}.{error}; mend: env.{key}.{mend}") from error
 
 
 def _face(key: str, spec: RunSpec, environment: Environment) -> Iterator[str]:
@@ -173,11 +172,17 @@ def _plugged(key: str, scheduler: SchedulerSpec, cls: type[Environment]) -> Iter
             yield unfit(key, loop, cls)
 
 
-def _dataset(key: str, spec: RunSpec, cls: type[Environment]) -> Iterator[str]:
+def _tasks(key: str, spec: RunSpec, environment: Environment) -> Iterator[str]:
+    """Whether there is something to play: sound rows of a dataset, or tasks of the environment's own."""
     path = f"env.{key}.dataset"
+    if spec.env[key].dataset is None:
+        if spec.plays and environment.tasks(held_out=False) == []:
+            mend = f"{path}=<file> env.{key}.reward=[answer]"
+            yield f"env.{key}: {type(environment).__name__} has no tasks without a dataset; mend: {mend}"
+        return
     try:
-        for line in faults(key, spec.env, cls.reset, evaluated=Stage.EVALUATE in spec.stages):
-            yield f"{path}: {line}; mend: {path}=<.jsonl, .parquet or a name on the hub>"
+        for line in islice(faults(key, spec.env, evaluated=spec.evaluates), _BAD_ROWS):
+            yield f"{path}: {line}"
     except ConfigError as error:
         yield f"{path}: {error}; mend: {path}=<a local .jsonl or .parquet file>"
 

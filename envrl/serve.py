@@ -1,6 +1,6 @@
 """Hosts an environment as an OpenEnv server: python -m envrl.serve env=wordle port=8000
 
-Options: host=127.0.0.1 (0.0.0.0 lets other machines in), port=8000, capacity=64 (sessions at once).
+Options: host=127.0.0.1 (0.0.0.0 lets other machines in), port=8000, capacity=1024 (sessions at once).
 Everything else is an override as `python -m envrl` takes it, such as env.wordle.args.<name>=... Any OpenEnv
 client can play; an action is {"tool": "guess", "arguments": {"word": "crane"}} or {"text": "[crane]"}.
 """
@@ -21,7 +21,9 @@ from envrl.errors import ConfigError
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-OPTIONS = {"host": "127.0.0.1", "port": "8000", "capacity": "64"}
+    from envrl.spec import RunSpec
+
+OPTIONS = {"host": "127.0.0.1", "port": "8000", "capacity": "1024"}
 KEEPALIVE: dict[str, Any] = {"ws_ping_interval": 60.0, "ws_ping_timeout": 600.0}
 """A client that trains may not answer for minutes; one that is gone shall not keep its session for ever."""
 
@@ -43,8 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def public(given: Sequence[str]) -> int:
     """What the command line asks for."""
-    from envrl.compose import compose
-
     options = dict(OPTIONS)
     overrides = []
     for argument in given:
@@ -54,15 +54,29 @@ def public(given: Sequence[str]) -> int:
         else:
             overrides.append(argument)
     port, capacity = (_positive(name, options[name]) for name in ("port", "capacity"))
-    spec = compose(["stages=[check]", *overrides])  # what a run would do with it is judged by that run
-    if len(spec.env) > 1:
-        raise ConfigError(f"env: a server has one environment (got {', '.join(spec.env)}); mend: env=<one>")
+    spec = served_spec(overrides)
     ((key, env),) = spec.env.items()
     from envrl.env.openenv.hosting import app  # heavy, so only for a spec that is valid
 
     served = app(key, env, capacity=capacity, step_timeout_s=spec.scheduler.step_timeout_s)
     _serve(served, host=options["host"], port=port, log_level="info", **KEEPALIVE)
     return 0
+
+
+def served_spec(overrides: Sequence[str]) -> RunSpec:
+    """What these overrides say of the one environment to serve. Raises ConfigError.
+
+    What a run would do with it is judged by that run: both faces are served, whatever its scheduler.
+    """
+    from envrl.compose import compose
+
+    spec = compose([*overrides, "stages=[report]", "scheduler.target=gym"])  # a target fits either face
+    if len(spec.env) > 1:
+        raise ConfigError(f"env: a server has one environment (got {', '.join(spec.env)}); mend: env=<one>")
+    for key, env in spec.env.items():
+        if env.kind == "openenv":
+            raise ConfigError(f"env.{key}: kind=openenv has no game to serve; mend: env=<the game itself>")
+    return spec
 
 
 def child(job: dict[str, Any]) -> int:

@@ -71,9 +71,9 @@ class EnvSpec(Spec):
     """One environment of the mixture; its key is free, `kind` says which environment it is."""
 
     kind: str
-    """A name of envrl.env.REGISTRY, or `custom` together with `target`."""
+    """A name of envrl.env.REGISTRY or of a plugin, or `custom` together with `target`."""
     target: str | None = None
-    """Import path `package.module:Name` of an Environment class; for kind=custom."""
+    """For kind=custom: a class, ours or for TRL or ms-swift, by import path or by a plugin's name."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Share of the groups of a step, relative to the other environments' weights."""
     backend: Backend = Backend.IN_PROCESS
@@ -180,7 +180,7 @@ class SchedulerSpec(Spec):
 
     kind: SchedulerKind
     target: str | None
-    """Import path of a Scheduler subclass that replaces this kind's loop."""
+    """A scheduler in place of this kind's loop: an import path, ms-swift's included, or a plugin's name."""
     max_turns: Positive | None
     max_tokens: Positive
     """Of one episode: all turns and observations after the prompt."""
@@ -311,6 +311,16 @@ class RunSpec(Spec):
     def digest(self) -> str:
         """Hex SHA-256 of all that shapes the results: equal digests, equal runs."""
         return digest(self.model_dump(mode="json"))
+
+    @property
+    def plays(self) -> bool:
+        """Whether any stage plays episodes."""
+        return set(self.stages) != {Stage.REPORT}
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether held-out tasks are played, in a stage of their own or during training."""
+        return Stage.EVALUATE in self.stages or (Stage.TRAIN in self.stages and bool(self.evaluate.every))
 
     def scheduler_of(self, env: str) -> SchedulerSpec:
         """The scheduler's settings with the environment's own overrides."""

@@ -130,7 +130,7 @@ def machine(accelerator: str | None = None) -> dict[str, str]:
 
 
 def evaluation_of(
-    records: Sequence[Record], label: str, env: str, samples: int = 1, *, step: int | None = None
+    records: Sequence[Record], label: str, env: str, *, samples: int = 1, step: int | None = None
 ) -> Evaluation:
     """What the episodes of one environment came to. `samples` is the number of episodes per task."""
     played = [record for record in records if record["stop"] != "error"]

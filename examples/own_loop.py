@@ -20,8 +20,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,9 +54,7 @@ class AgentProcess(Scheduler):
             await _tell(agent, {"messages": episode.messages, "tools": episode.tool_schemas})
             return await self._serve(agent, episode, engine)
         finally:
-            if agent.returncode is None:
-                agent.kill()
-            await agent.wait()
+            await _kill(agent)
 
     async def _serve(self, agent: Process, episode: Episode, engine: Engine) -> StopReason:
         while True:
@@ -72,6 +73,14 @@ class AgentProcess(Scheduler):
                     return StopReason.DONE if episode.done else StopReason.NO_TOOL_CALL
                 case asked:
                     raise WorldError(f"the agent asked {asked!r:.200}")
+
+
+async def _kill(agent: Process) -> None:
+    """Not by its own method, which reaps an agent that is just ending, so that asyncio loses its status."""
+    if agent.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(agent.pid, signal.SIGKILL)
+    await agent.wait()
 
 
 async def _tell(agent: Process, words: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ UNBUILT = {"scheduler=harness", "vllm_mode=colocate", "vllm_mode=server"}
 NEEDS = {
     "env=custom": ["env.custom.target=envrl.env.frozen_lake:FrozenLake"],
     "env=openenv": ["env.openenv.url=http://localhost:8000", "model.warm_start=null"],
-    "env=tools": ["model.warm_start=null"],
+    "env=tools": ["model.warm_start=null", "env.tools.dataset=recipes/data/arithmetic.jsonl"],
 }
 
 
@@ -137,6 +137,7 @@ BAD = {
     "env.custom.weight=2": "env.custom: set, but not chosen; add it: env=[frozen_lake,custom]",
     "env.frozenlake.weight=2": "env.frozenlake: set, but not chosen; did you mean env.frozen_lake?",
     "env.frozen_lake.kind=frozn": "env.frozen_lake.kind: unknown 'frozn'; did you mean frozen_lake?",
+    "env.frozen_lake.target=a:B": "env.frozen_lake.target: 'a:B' is for kind=custom (got kind=frozen_lake)",
     "env.frozen_lake.args.size=1": "size: input should be greater than or equal to 2, got 1",
     "env.frozen_lake.args.p=0": "p: input should be greater than 0, got 0",
     "env.frozen_lake.args.sise=4": "unknown 'sise'; did you mean size?",
@@ -252,6 +253,28 @@ def test_ranks_that_start_apart_agree_on_one_directory() -> None:
     time.sleep(1.1)
     second = subprocess.run(command, capture_output=True, text=True, check=True)
     assert first.communicate()[0] == second.stdout
+
+
+def test_tools_without_a_dataset_have_nothing_to_ask() -> None:
+    text = refused("env=tools", "model.warm_start=null")
+    assert text.startswith("env.tools: Tools has no tasks without a dataset; mend: env.tools.dataset=<file>")
+    (mend,) = text.splitlines()
+    dataset, reward = mend.partition("mend: ")[2].split()
+    shipped = dataset.replace("<file>", "recipes/data/arithmetic.jsonl")
+    assert compose(["env=tools", "model.warm_start=null", shipped, reward]).env["tools"].reward == ["answer"]
+
+
+FACELESS = """
+from envrl.scheduler import TurnScheduler
+class Faceless(TurnScheduler):
+    async def act(self, episode, turn): return []
+"""
+
+
+def test_a_scheduler_without_a_face_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "faceless.py").write_text(FACELESS)
+    text = refused(f"plugins=[{tmp_path}/faceless.py]", "scheduler.target=envrl_plugin_faceless:Faceless")
+    assert "scheduler.target: envrl_plugin_faceless:Faceless has no face: set face = Face.TOOL or Fac" in text
 
 
 HINTED = """

@@ -75,10 +75,11 @@ def test_an_environment_by_any_of_its_names(plugin: str, target: str) -> None:
 
 
 def test_a_kind_of_its_own(plugin: str) -> None:
-    spec = with_plugin(plugin, "env.pond.kind=pond", "env.swamp.kind=swamp", "scheduler=gym")
+    swamp = ["env.swamp.kind=custom", "env.swamp.target=swamp"]  # ms-swift's names are targets alone
+    spec = with_plugin(plugin, "env.pond.kind=pond", *swamp, "scheduler=gym")
     assert set(spec.env) == {"frozen_lake", "pond", "swamp"}
     assert environment_class("pond").__name__ == "Pond"
-    assert environment_class("swamp").__name__ == "Swamp"
+    assert environment_class("custom", "swamp").__name__ == "Swamp"
 
 
 @pytest.mark.parametrize(

@@ -40,22 +40,23 @@ CUSTOM = "custom"
 def environment_class(kind: str, target: str | None = None) -> type[Environment]:
     """The class behind a kind, or behind `target` where the kind is `custom`.
 
-    A target is an import path, or a name that a plugin registered. Raises ConfigError.
+    A target is an import path, or a name that a plugin registered. Raises ConfigError, which begins with
+    the field that is wrong.
     """
-    if target is None:
-        if kind == CUSTOM:
-            raise ConfigError("env.custom.target: missing; give the class as package.module:Name")
-        if kind not in kinds():
-            raise ConfigError(unknown("env", kind, kinds()))
-        return _class_at(REGISTRY[kind] if kind in REGISTRY else envs[kind], kind)
+    if kind not in kinds():
+        raise ConfigError(unknown("kind", kind, kinds()))
     if kind != CUSTOM:
-        raise ConfigError(f"env {kind}: has a target, {target!r}; set kind=custom or leave the target out")
-    return _class_at((REGISTRY | envs).get(target, target), target)
+        if target is not None:
+            raise ConfigError(f"target: {target!r} is for kind=custom (got kind={kind})")
+        return _class_at("kind", kind, REGISTRY[kind])
+    if target is None:
+        raise ConfigError("target: missing; kind=custom needs a class as package.module:Name")
+    return _class_at("target", target, (REGISTRY | envs).get(target, target))
 
 
 def kinds() -> list[str]:
     """What env.<key>.kind may be: the shipped names, those of plugins, and `custom`."""
-    return [*dict.fromkeys([*REGISTRY, *envs]), CUSTOM]
+    return [*REGISTRY, CUSTOM]
 
 
 def make(name: str, **args: Any) -> Environment:
@@ -79,5 +80,8 @@ def build(key: str, spec: EnvSpec) -> Environment:
         ) from error
 
 
-def _class_at(found: Any, name: str) -> type[Environment]:
-    return adapt(load_object(found) if isinstance(found, str) else found, name)
+def _class_at(field: str, name: str, found: Any) -> type[Environment]:
+    try:
+        return adapt(load_object(found) if isinstance(found, str) else found, name)
+    except ConfigError as error:
+        raise ConfigError(f"{field}: {error}") from error

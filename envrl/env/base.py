@@ -110,7 +110,8 @@ class Environment(ABC):
     def tasks(self, *, held_out: bool) -> list[dict[str, Any]] | None:
         """The rows for `reset` where tasks can be listed: those to train on, or those held out.
 
-        None: as many as there are seeds. Where all tasks are needed for training, both lists are equal.
+        None: as many as there are seeds. Empty: only a dataset can bring them. Where all tasks are needed for
+        training, both lists are equal.
         """
         return None
 
@@ -177,6 +178,21 @@ def checked_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]
     except ValidationError as error:
         raise ValueError("; ".join(_explain(e, model) for e in error.errors(include_url=False))) from None
     return {name: getattr(parsed, name) for name in parsed.model_fields_set}
+
+
+def checked_call(environment: Environment, call: ToolCall) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The tool that a call names, and its arguments.
+
+    Raises ValueError, in words for the model, for a call that cannot be run.
+    """
+    tools = environment.tools()
+    if call.error is not None:
+        raise ValueError(call.error)
+    if environment.done:
+        raise ValueError("the episode is over; this call was not run")
+    if call.name not in tools:
+        raise ValueError(unknown("tool", call.name, tools))
+    return tools[call.name], checked_arguments(tools[call.name], call.arguments)
 
 
 def _explain(error: Any, model: type[BaseModel]) -> str:

@@ -28,7 +28,6 @@ class Catch(Environment):
     """A seed draws the ball's column. Reward is 1 for a caught ball, else 0; the metric `score` is ±1."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.ball = (0, 0)
         self.paddle = COLUMNS // 2
 

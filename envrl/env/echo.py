@@ -28,7 +28,6 @@ class Echo(Environment):
     """
 
     def __init__(self, *, longest: Annotated[int, Field(ge=1)] = 100) -> None:
-        super().__init__()
         self.longest = longest
 
     def instructions(self, face: Face) -> str:

@@ -30,7 +30,6 @@ class FrozenLake(Environment):
     def __init__(
         self, *, size: Annotated[int, Field(ge=2)] = 4, p: Annotated[float, Field(gt=0, le=1)] = 0.8
     ) -> None:
-        super().__init__()
         self.size = size
         self.p = p
         self.grid: list[str] = []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 
 from envrl.env import build
 from envrl.env.base import Environment
-from envrl.spec import EnvSpec
+from envrl.spec import Backend, EnvSpec, RunSpec
 
 
 class Source(ABC):
@@ -42,3 +45,28 @@ class InProcess(Source):
 def in_process(envs: Mapping[str, EnvSpec]) -> dict[str, Source]:
     """All environments as objects of this process, whatever their backend says: what scripted play uses."""
     return {key: InProcess(key, spec) for key, spec in envs.items()}
+
+
+def sources(spec: RunSpec, directory: Path) -> dict[str, Source]:
+    """One source per environment; servers of ours write their logs into the directory."""
+    return {
+        key: InProcess(key, env) if env.backend is Backend.IN_PROCESS else _openenv(key, spec, directory)
+        for key, env in spec.env.items()
+    }
+
+
+def _openenv(key: str, spec: RunSpec, directory: Path) -> Source:
+    from envrl.env.openenv.source import OpenEnvSource  # itself a source, and not every run needs it
+
+    return OpenEnvSource(key, spec, directory)
+
+
+def episodes_at_once(spec: RunSpec, key: str) -> int:
+    """The most episodes of an environment in one training step of this process."""
+    weights = {name: env.weight for name, env in spec.env.items()}
+    share = weights[key] / sum(weights.values())
+    groups = spec.grpo.groups_per_step
+    if len(weights) > 1:
+        groups = min(groups, math.ceil(share * groups) + 1)  # a mixture's shares are exact to one group
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    return math.ceil(groups / world) * spec.grpo.num_generations

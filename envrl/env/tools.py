@@ -26,7 +26,6 @@ class Tools(Environment):
     def __init__(
         self, *, functions: Annotated[list[str], Field(min_length=1)], blocking: bool = False
     ) -> None:
-        super().__init__()
         self.blocking = blocking
         self._functions: dict[str, Function] = {}
         for path in functions:
@@ -41,6 +40,10 @@ class Tools(Environment):
 
     def reset(self, *, seed: int | None = None, **row: Any) -> None:
         """Nothing to set up; the row is for reward terms."""
+
+    def tasks(self, *, held_out: bool) -> list[dict[str, Any]]:
+        """None of its own: the questions are the dataset's."""
+        return []
 
     def tools(self) -> dict[str, Function]:
         """The functions by their names, in the order given."""

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from envrl.rollout.trajectory import TokenRow
+    from envrl.rollout.transcript import TokenRow
 
 _CHUNK_LOGITS = 1 << 26
 """Logits that exist at once: 256 MiB in float32. Above, they are made in chunks, and again in backward."""

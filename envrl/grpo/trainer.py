@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
-    from envrl.rollout.trajectory import TokenRow
+    from envrl.rollout.transcript import TokenRow
     from envrl.spec import GrpoSpec
 
 

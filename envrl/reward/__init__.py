@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from envrl.reward.terms import TERMS, Record, Term, is_group_term, number, resolve, total
+from envrl.reward.terms import TERMS, Record, Term, is_group_term, resolve, total
 
-__all__ = ["TERMS", "Record", "Term", "is_group_term", "number", "resolve", "total"]
+__all__ = ["TERMS", "Record", "Term", "is_group_term", "resolve", "total"]

@@ -6,13 +6,12 @@ A term reads only the record as written to episodes.jsonl, so stored episodes ca
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from envrl.errors import ConfigError, WorldError, unknown
+from envrl.errors import ConfigError, unknown
 from envrl.importing import load_object
 from envrl.model.tool_calls import THINK_CLOSE, THINK_OPEN, parse_tool_calls, strip_thinking
 
@@ -100,15 +99,6 @@ def is_group_term(term: Callable[..., Any]) -> bool:
     """Whether it is written as TRL's reward functions are: columns of a group by keyword, `**kwargs` last."""
     parameters = inspect.signature(term).parameters.values()
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-
-
-def number(name: str, value: Any, *, env: str) -> float | None:
-    """A term's value as a number. Raises WorldError for one that is not finite."""
-    if value is None:
-        return None
-    if not math.isfinite(value):
-        raise WorldError(f"reward term {name}: {value} for an episode of {env}")
-    return float(value)
 
 
 def total(scores: Mapping[str, float | None], weights: Mapping[str, float] | None) -> float | None:

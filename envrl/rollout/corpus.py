@@ -77,7 +77,9 @@ async def game_texts(spec: RunSpec) -> list[str]:
         return []
     tasks = Tasks(spec.env, seed=0, stage="tokenizer", members=1, only=playable)
     sampling = Sampling(max_tokens=unlimited["max_tokens"] or 0)
-    played = await runner.run(tasks.groups(0, GAMES), scripted(solver(noise=0.5)), sampling, name="tokenizer")
+    played = await runner.run(
+        tasks.groups(0, GAMES), scripted(solver(noise=0.5)), sampling, name="tokenizer", scored=False
+    )
     return [
         str(tokenizer.decode(transcript.ids))
         for group in played

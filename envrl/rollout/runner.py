@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from envrl.engine.base import Engine, Sampling
@@ -14,7 +15,8 @@ from envrl.env.base import Face
 from envrl.env.host import Host, abandoned
 from envrl.env.schema import tool_schemas
 from envrl.env.sources import Source, in_process
-from envrl.errors import ConfigError, StageError, WorldError
+from envrl.errors import StageError
+from envrl.rollout.boundary import boundary
 from envrl.rollout.scoring import needs_group, score, terms_of
 from envrl.rollout.tasks import Task
 from envrl.rollout.trajectory import Episode
@@ -34,7 +36,7 @@ MAX_ABANDONED = 64
 
 
 class Runner:
-    """Turns tasks into finished, scored episodes."""
+    """Turns tasks into finished episodes."""
 
     def __init__(self, spec: RunSpec, chat: Chat, sources: Mapping[str, Source] | None = None) -> None:
         """Without sources, every environment is an object of this process."""
@@ -58,30 +60,25 @@ class Runner:
         sampling: Sampling,
         *,
         name: str,
+        scored: bool = True,
         on_episode: Callable[[Episode], None] = lambda episode: None,
     ) -> list[list[Episode]]:
         """Plays every task; `name` makes the episodes' names unique in the run.
 
-        Raises StageError where too large a share of them was broken by the world.
+        Without `scored` no reward term is asked. Raises StageError where too large a share of the episodes
+        was broken by the world.
         """
 
         async def group(tasks: list[Task]) -> list[Episode]:
             # Environments stay open until the group is scored where a term wants to look at them.
             async with AsyncExitStack() as opened:
-                hold = opened if needs_group(terms_of(self._spec, tasks[0].env)) else None
-
-                async def play(task: Task) -> Episode:
-                    async with self._slots or nullcontext():
-                        episode = await self._play(task, engine_of, sampling, name, hold)
-                    if not hold:
-                        on_episode(episode)
-                    return episode
-
+                hold = opened if scored and needs_group(terms_of(self._spec, tasks[0].env)) else None
+                play = partial(self._play, engine_of=engine_of, sampling=sampling, name=name, hold=hold)
                 episodes = await _together([play(task) for task in tasks])
-                if hold:
-                    await self._score(episodes)
-                    for episode in episodes:
-                        on_episode(episode)
+                if scored:
+                    await score(episodes, self._spec)
+                for episode in episodes:
+                    on_episode(episode)
                 return episodes
 
         played = await _together([group(tasks) for tasks in groups])
@@ -89,17 +86,17 @@ class Runner:
         return played
 
     async def _play(
-        self, task: Task, engine_of: EngineOf, sampling: Sampling, name: str, hold: AsyncExitStack | None
+        self, task: Task, *, engine_of: EngineOf, sampling: Sampling, name: str, hold: AsyncExitStack | None
     ) -> Episode:
         """One task, in fresh environments until the world lets it end or the retries are used up."""
-        for attempt in range(self._spec.rollout.retries + 1):
-            episode = self._episode(task, sampling, f"{name}/{task.group}/{task.member}/{attempt}")
-            episode.retries = attempt
-            await self._attempt(episode, engine_of, hold)
-            if episode.stop is not StopReason.ERROR:
-                break
-            log.warning("%s ended as error: %s", episode.name, episode.error)
-        return episode
+        async with self._slots or nullcontext():
+            for attempt in range(self._spec.rollout.retries + 1):
+                episode = self._episode(task, sampling, f"{name}/{task.group}/{task.member}/{attempt}")
+                episode.retries = attempt
+                await self._attempt(episode, engine_of=engine_of, hold=hold)
+                if episode.stop is not StopReason.ERROR:
+                    break
+            return episode
 
     def _episode(self, task: Task, sampling: Sampling, name: str) -> Episode:
         return Episode(
@@ -113,7 +110,7 @@ class Runner:
             tool_schemas=self._schemas[task.env],
         )
 
-    async def _attempt(self, episode: Episode, engine_of: EngineOf, hold: AsyncExitStack | None) -> None:
+    async def _attempt(self, episode: Episode, *, engine_of: EngineOf, hold: AsyncExitStack | None) -> None:
         """Drives one episode behind the boundary and frees what it held, however it ends.
 
         A live episode's environment is left open for `hold` to close, where there is one.
@@ -126,8 +123,6 @@ class Runner:
                 stop = await self._drive(scheduler, episode, engine)
                 await episode.conclude()
                 episode.finish(stop)
-                if not hold:
-                    await score([episode], self._spec)
         finally:
             await engine.release(episode.name)
             scarce = self._sources[episode.task.env].scarce
@@ -135,11 +130,6 @@ class Runner:
                 hold.push_async_callback(self._close, episode)
             else:
                 await self._close(episode)
-
-    async def _score(self, episodes: list[Episode]) -> None:
-        """Scores a whole group; a term that fails takes all of it out of training."""
-        with boundary(*episodes):
-            await score(episodes, self._spec)
 
     async def _drive(self, scheduler: Scheduler, episode: Episode, engine: Engine) -> StopReason:
         """The scheduler's loop, within the episode's deadline."""
@@ -173,21 +163,6 @@ class Runner:
                 f"{abandoned()} environment calls hang in abandoned threads; "
                 f"raise scheduler.step_timeout_s={self._spec.scheduler.step_timeout_s} or mend them"
             )
-
-
-@contextmanager
-def boundary(*episodes: Episode) -> Iterator[None]:
-    """Ends episodes as `error` for what the world, or a user's scheduler or reward term, raises."""
-    try:
-        yield
-    except (ConfigError, StageError):
-        raise
-    except Exception as error:
-        if not isinstance(error, WorldError):
-            log.exception("%s", episodes[0].name)
-        reason = str(error) if isinstance(error, WorldError) else f"{type(error).__name__}: {error}"
-        for episode in episodes:
-            episode.finish(StopReason.ERROR, reason)
 
 
 async def _together(coroutines: list[Any]) -> list[Any]:

@@ -1,7 +1,8 @@
 """From finished episodes to one number each.
 
 A term of our own reads an episode's record. A reward function as TRL calls them takes the columns of a
-group by keyword, its environments among them, so it is called once per group while those are still open.
+group by keyword, its environments among them, so it is called once per group while those are still open;
+those that hold a session of a server have given it back by then.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from envrl.errors import WorldError
+from envrl.errors import WorldError, finite_number
 from envrl.model.tool_calls import parse_tool_calls
-from envrl.reward import is_group_term, number, resolve, total
+from envrl.reward import is_group_term, resolve, total
+from envrl.rollout.boundary import boundary
 from envrl.rollout.trajectory import Episode
 from envrl.spec import RunSpec
 from envrl.stop import StopReason
@@ -29,24 +31,37 @@ def needs_group(terms: Iterable[str]) -> bool:
 
 
 async def score(episodes: Sequence[Episode], spec: RunSpec) -> None:
-    """Scores the episodes of one group, or one alone; those that ended as `error` stay unscored.
+    """Scores the episodes of one group; those that ended as `error` stay unscored.
 
-    Raises WorldError for what is no finite number, and whatever a user's term raises.
+    A term that raises, or gives what is no finite number, ends as `error` what it was asked about: one
+    episode, or the group.
     """
-    live = [episode for episode in episodes if episode.stop is not StopReason.ERROR]
-    if not live:
-        return
-    terms = terms_of(spec, live[0].task.env)
+    terms = terms_of(spec, episodes[0].task.env)
     for name in terms:
-        term = resolve(name)
-        values = await _called(term, live) if is_group_term(term) else [term(e.record()) for e in live]
-        if len(values) != len(live):
-            raise WorldError(f"reward term {name}: {len(values)} values for {len(live)} episodes")
-        for episode, value in zip(live, values, strict=True):
-            episode.scores[name] = number(name, value, env=episode.task.env)
+        term, live = resolve(name), _live(episodes)
+        if not is_group_term(term):
+            for episode in live:
+                with boundary(episode):
+                    _enter(name, [episode], [term(episode.record())])
+        elif live:
+            with boundary(*live):
+                _enter(name, live, await _called(term, live))
     weights = spec.reward.weight_of(terms)
-    for episode in live:
-        episode.score = total(episode.scores, weights)
+    for episode in _live(episodes):
+        episode.reward = total(episode.rewards, weights)
+
+
+def _live(episodes: Iterable[Episode]) -> list[Episode]:
+    return [episode for episode in episodes if episode.stop is not StopReason.ERROR]
+
+
+def _enter(name: str, episodes: Sequence[Episode], values: Sequence[Any]) -> None:
+    """Enters a term's values; None is "no opinion". Raises WorldError for what is no finite number."""
+    if len(values) != len(episodes):
+        raise WorldError(f"reward term {name}: {len(values)} values for {len(episodes)} episodes")
+    for episode, value in zip(episodes, values, strict=True):
+        what = f"env {episode.task.env}: reward term {name}"
+        episode.rewards[name] = None if value is None else finite_number(what, value)
 
 
 async def _called(function: Callable[..., Any], episodes: Sequence[Episode]) -> list[Any]:
@@ -58,7 +73,7 @@ async def _called(function: Callable[..., Any], episodes: Sequence[Episode]) -> 
 
     def log_metric(name: str, value: float) -> None:
         for episode in episodes:
-            episode.metrics[name] = number(name, value, env=episode.task.env) or 0.0
+            episode.metrics[name] = finite_number(f"metric {name}", value)
 
     def log_extra(column: str, values: Sequence[Any]) -> None:
         for episode, value in zip(episodes, values, strict=True):

@@ -9,7 +9,9 @@ from random import Random
 from typing import Any, TypedDict
 
 from envrl.env import build
-from envrl.rollout.dataset import Row, opening_messages, own_rows, split
+from envrl.errors import ConfigError
+from envrl.rollout.dataset import Row, opening_messages, split
+from envrl.rollout.rows import own_rows
 from envrl.seeds import derive, task_seed
 from envrl.spec import Backend, EnvSpec
 
@@ -118,10 +120,17 @@ class Tasks:
 
 
 def rows(key: str, envs: Mapping[str, EnvSpec], *, held_out: bool) -> list[Row] | None:
-    """The rows of one side, of the dataset or of the environment's own tasks; None where seeds make them."""
+    """The rows of one side, of the dataset or of the environment's own tasks; None where seeds make them.
+
+    Raises ConfigError where that side has none.
+    """
     spec = envs[key]
-    if spec.dataset is not None:
-        return split(own_rows(key, envs), held_out=held_out)
-    if spec.backend in (Backend.URL, Backend.DOCKER):
+    if spec.dataset is None and spec.backend in (Backend.URL, Backend.DOCKER):
         return None  # another's server may know none of our tasks
-    return build(key, spec).tasks(held_out=held_out)
+    if spec.dataset is None:
+        listed = build(key, spec).tasks(held_out=held_out)
+    else:
+        listed = split(own_rows(key, envs), held_out=held_out)
+    if listed is not None and not listed:
+        raise ConfigError(f"env.{key}: has no task {'that is held out' if held_out else 'to train on'}")
+    return listed

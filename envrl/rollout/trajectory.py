@@ -1,22 +1,18 @@
-"""Episode, Transcript, TokenRow: what an episode did, token in and token out.
-
-What the model sampled is what is trained, id for id. A transcript is append-only, and its ids, mask
-and log-probs move together. T counts tokens.
-"""
+"""Episode: the conversation with an environment, and the record of both."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from envrl.engine.base import Engine, Generation, GenerationStop, Sampling
-from envrl.env.base import Face, ToolCall, checked_arguments
-from envrl.errors import Blame, EngineError, WorldError, classify, unknown
+from envrl.engine.base import Engine, GenerationStop, Sampling
+from envrl.env.base import Face, ToolCall, checked_call
+from envrl.errors import Blame, EngineError, WorldError, classify, finite_number
+from envrl.rollout.transcript import TokenRow, Transcript, Turn
 from envrl.seeds import derive
 from envrl.stop import StopReason
 
@@ -26,67 +22,7 @@ if TYPE_CHECKING:
     from envrl.rollout.tasks import Task
     from envrl.spec import SchedulerSpec
 
-
-@dataclass
-class Transcript:
-    """One append-only conversation. The three lists have one entry per token."""
-
-    ids: list[int] = field(default_factory=list)
-    mask: list[int] = field(default_factory=list)
-    """1: sampled by the model; 0: prompt, observation, or an end token that we added."""
-    logprobs: list[float] = field(default_factory=list)
-    """Of sampled tokens, under the distribution they were sampled from; 0.0 elsewhere."""
-    prompt_tokens: int = 0
-    """Length of the prompt, which max_tokens does not count."""
-
-    def observe(self, ids: list[int]) -> None:
-        """Appends tokens that the model did not choose."""
-        self.ids += ids
-        self.mask += [0] * len(ids)
-        self.logprobs += [0.0] * len(ids)
-
-    def sample(self, generation: Generation) -> None:
-        """Appends what the model sampled."""
-        self.ids += generation.ids
-        self.mask += [int(generation.trained)] * len(generation.ids)
-        self.logprobs += generation.logprobs
-
-
-@dataclass
-class Turn:
-    """One model turn and what the environment made of it."""
-
-    text: str
-    stop: GenerationStop
-    tokens: int
-    transcript: int
-    """Index of its transcript in the episode."""
-    start: int
-    """Index of its first token in the transcript; it ends at start + tokens."""
-    reward: float | None = None
-    """By how much the environment's reward rose in this turn; None where it is unscored."""
-    calls: int = 0
-    failures: int = 0
-    """Calls that could not be run, and texts without an action."""
-    weights_version: int = 0
-    generate_s: float = 0.0
-    step_s: float = 0.0
-
-    @property
-    def cut(self) -> bool:
-        """It ended for want of tokens, not by the model's choice."""
-        return self.stop not in (GenerationStop.EOS, GenerationStop.STOP)
-
-
-@dataclass(frozen=True)
-class TokenRow:
-    """One transcript on its way to the optimizer: four lists of length T."""
-
-    ids_T: list[int]
-    mask_T: list[int]
-    logprobs_T: list[float]
-    advantages_T: list[float]
-    truncated: bool = False
+__all__ = ["Episode", "TokenRow", "Transcript", "Turn"]
 
 
 class Episode:
@@ -126,11 +62,11 @@ class Episode:
         """What a reward function of the group's noted about it."""
         self.env_reward: float | None = None
         self.success: bool | None = None
-        self.scores: dict[str, float | None] = {}
-        """Reward terms; filled in by reward.score."""
-        self.score: float | None = None
+        self.rewards: dict[str, float | None] = {}
+        """Reward terms; filled in by rollout.scoring.score."""
+        self.reward: float | None = None
         """Their weighted sum; None means unscored."""
-        self._scored: float | None = None
+        self._credited: float | None = None
         self._started = time.perf_counter()
         self._duration: float | None = None
 
@@ -146,7 +82,7 @@ class Episode:
             rules = self.prompt
             if rules is None:
                 rules = await self._ask(self.host.environment.instructions, face)
-            self._scored = self._reward()
+            self._credited = self._env_reward()
         messages = None if self.host.environment.conversational else self.task.messages
         self.fork(opening(face, rules, observation, messages), tools=face is Face.TOOL)
 
@@ -222,7 +158,7 @@ class Episode:
         turn.calls += 1
         started = time.perf_counter()
         try:
-            tool, arguments = self._checked(call)
+            tool, arguments = checked_call(self.host.environment, call)
             with self._boundary():
                 result = await self._ask(tool, **arguments)
         except ValueError as mistake:
@@ -255,16 +191,6 @@ class Episode:
         """One call of the environment, where and as long as its host lets it run."""
         return await self.host.call(method, self.limits.step_timeout_s, *args, **kwargs)
 
-    def _checked(self, call: ToolCall) -> tuple[Callable[..., Any], dict[str, Any]]:
-        tools = self.host.environment.tools()
-        if call.error is not None:
-            raise ValueError(call.error)
-        if self.done:
-            raise ValueError("the episode is over; this call was not run")
-        if call.name not in tools:
-            raise ValueError(unknown("tool", call.name, tools))
-        return tools[call.name], checked_arguments(tools[call.name], call.arguments)
-
     @contextmanager
     def _boundary(self) -> Iterator[None]:
         """Where an environment's exceptions are classified: ValueError passes, the rest is WorldError."""
@@ -278,9 +204,9 @@ class Episode:
                 raise
             raise WorldError(f"{where}: {type(error).__name__}: {error}") from error
 
-    def _reward(self) -> float | None:
+    def _env_reward(self) -> float | None:
         reward = self.host.environment.reward
-        return None if reward is None else _number("reward", reward)
+        return None if reward is None else finite_number("reward", reward)
 
     async def conclude(self) -> None:
         """Lets the environment work out its final reward, which is the last turn's. Raises WorldError."""
@@ -293,29 +219,31 @@ class Episode:
 
     def credit(self, turn: Turn) -> None:
         """Records by how much the reward rose since it was last looked at."""
-        reward = self._reward()
+        reward = self._env_reward()
         if reward is not None:
-            turn.reward = (turn.reward or 0.0) + reward - (self._scored or 0.0)
-            self._scored = reward
+            turn.reward = (turn.reward or 0.0) + reward - (self._credited or 0.0)
+            self._credited = reward
 
     # --- the record -------------------------------------------------------------------------
 
     def finish(self, stop: StopReason, error: str | None = None) -> None:
         """Closes the record; what the environment does later, in close or a stuck thread, stays out of it."""
         self.stop, self.error = stop, error
-        self._duration = time.perf_counter() - self._started
+        if self._duration is None:  # a reward term may end it anew, long after play
+            self._duration = time.perf_counter() - self._started
         if stop is StopReason.ERROR:
-            self.metrics, self.env_reward, self.success = {}, None, None
+            self.metrics, self.rewards, self.env_reward, self.success = {}, {}, None, None
             return
         environment = self.host.environment
         with self._boundary():
             self.metrics = {
-                str(name): _number(f"metric {name}", value) for name, value in environment.metrics.items()
+                str(name): finite_number(f"metric {name}", value)
+                for name, value in environment.metrics.items()
             }
             self.extra = {**environment.extra, **self.extra}
-            self.env_reward = self._reward()
+            self.env_reward = self._env_reward()
             self.success = (
-                None if environment.success is None else bool(_number("success", environment.success))
+                None if environment.success is None else bool(finite_number("success", environment.success))
             )
 
     @property
@@ -335,8 +263,8 @@ class Episode:
             "stop": self.stop,
             "error": self.error,
             "retries": self.retries,
-            "reward": self.score,
-            "rewards": dict(self.scores),
+            "reward": self.reward,
+            "rewards": dict(self.rewards),
             "env_reward": self.env_reward,
             "success": self.success,
             "messages": self.messages,
@@ -355,17 +283,6 @@ class Episode:
             for t in self.transcripts
             if any(t.mask)
         ]
-
-
-def _number(what: str, value: Any) -> float:
-    """A value that an environment gave. Raises WorldError for what is no finite number."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise WorldError(f"{what} is {value!r}, not a number") from None
-    if not math.isfinite(number):
-        raise WorldError(f"{what} is {number}")
-    return number
 
 
 def opening(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+from envrl.env.base import Face
 from envrl.env.compat.swift import RolloutScheduler, multi_turns
 from envrl.errors import ConfigError, unknown
 from envrl.importing import load_object
@@ -46,6 +47,8 @@ def scheduler_class(settings: SchedulerSpec) -> type[Scheduler]:
         return adapt(cls)  # type: ignore[arg-type]  # a class can be hashed
     if not (isinstance(cls, type) and issubclass(cls, Scheduler)) or inspect.isabstract(cls):
         raise ConfigError(f"{settings.target} is no finished envrl.scheduler.Scheduler")
+    if not isinstance(getattr(cls, "face", None), Face):
+        raise ConfigError(f"{settings.target} has no face: set face = Face.TOOL or Face.TEXT")
     return cls
 
 

@@ -10,7 +10,8 @@ from envrl.env.base import Face
 from envrl.stop import StopReason
 
 if TYPE_CHECKING:
-    from envrl.rollout.trajectory import Episode, Turn
+    from envrl.rollout.trajectory import Episode
+    from envrl.rollout.transcript import Turn
     from envrl.spec import SchedulerSpec
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from envrl.engine.base import Engine
-    from envrl.rollout.trajectory import Episode, Turn
+    from envrl.rollout.trajectory import Episode
+    from envrl.rollout.transcript import Turn
 
 Message = dict[str, Any]
 

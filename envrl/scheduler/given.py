@@ -10,7 +10,8 @@ from envrl.errors import WorldError
 
 if TYPE_CHECKING:
     from envrl.env.compat.swift import RolloutOutput
-    from envrl.rollout.trajectory import Episode, Turn
+    from envrl.rollout.trajectory import Episode
+    from envrl.rollout.transcript import Turn
 
 
 class Given(NamedTuple):

@@ -1,7 +1,7 @@
 """Plugs a scheduler that was written for ms-swift into an episode.
 
-The plugin's `run` plays the trajectory. It reaches the model through `infer_engine`, which is a `Line`
-into the episode: what is asked there is rendered and sampled as everywhere in envrl.
+The plugin's `run` plays the trajectory. It reaches the model through `infer_engine`, which leads to a
+`PluginEpisode`: what is asked there is rendered and sampled as everywhere in envrl.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from envrl.scheduler.given import apply_given
 from envrl.stop import StopReason
 
 if TYPE_CHECKING:
-    from envrl.rollout.trajectory import Episode, Turn
+    from envrl.rollout.trajectory import Episode
+    from envrl.rollout.transcript import Turn
     from envrl.spec import SchedulerSpec
 
 
@@ -61,8 +62,8 @@ class SwiftScheduler(Scheduler):
         environment = episode.host.environment
         if not isinstance(environment, SwiftEnvironment):
             raise ConfigError(unfit(episode.task.env, type(self), type(environment)))
-        line = Line(self.plugin, episode, engine)
-        _line.set(line)
+        playing = PluginEpisode(self.plugin, episode, engine)
+        _current.set(playing)
         if hasattr(self.plugin, "gym_env_name") and environment.default != "none":
             self.plugin.gym_env_name = environment.default
         row = {"seed": episode.task.seed, **episode.task.row, "messages": episode.task.messages}
@@ -77,10 +78,10 @@ class SwiftScheduler(Scheduler):
             played = []
         outputs = played if isinstance(played, list) else [played]
         for output in outputs:
-            line.note(output.rollout_infos)
+            playing.note(output.rollout_infos)
         apply_given(episode, outputs)
-        environment.done = line.stop is StopReason.DONE
-        return line.stop
+        environment.done = playing.stop is StopReason.DONE
+        return playing.stop
 
 
 @cache
@@ -100,7 +101,7 @@ def unfit(key: str, scheduler: type[Scheduler], environment: type) -> str:
     )
 
 
-class Line:
+class PluginEpisode:
     """One episode, as a plugin reaches it."""
 
     def __init__(self, plugin: Any, episode: Episode, engine: Engine) -> None:
@@ -217,22 +218,22 @@ class Line:
         return ChatCompletionResponse("envrl", [choice], prompt_token_ids=prompt)
 
 
-_line: ContextVar[Line] = ContextVar("line")
+_current: ContextVar[PluginEpisode] = ContextVar("current")
 """That of the episode whose task this is; tasks and threads that a plugin starts inherit it."""
 
 
 class _InferEngine:
-    """What plugins know as `infer_engine`: one object, which leads every episode to its own line."""
+    """What plugins know as `infer_engine`: one object, which leads every episode to its own."""
 
     async def infer_async(self, infer_request: Any, request_config: Any = None, **kwargs: Any) -> Any:
-        return await _line.get().infer(infer_request)
+        return await _current.get().infer(infer_request)
 
     async def drive(self, plugin: Any, infer_request: Any) -> RolloutOutput:
-        return await _line.get().drive(infer_request)
+        return await _current.get().drive(infer_request)
 
     @property
     def tokenizer(self) -> Any:
-        return _line.get().episode.chat.tokenizer
+        return _current.get().episode.chat.tokenizer
 
 
 def _config(episode: Episode) -> RequestConfig:

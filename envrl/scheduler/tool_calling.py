@@ -9,7 +9,8 @@ from envrl.model.tool_calls import parse_tool_calls
 from envrl.scheduler.base import TurnScheduler
 
 if TYPE_CHECKING:
-    from envrl.rollout.trajectory import Episode, Turn
+    from envrl.rollout.trajectory import Episode
+    from envrl.rollout.transcript import Turn
 
 
 class ToolCallingScheduler(TurnScheduler):

@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 from envrl.engine.base import Engine, Sampling
 from envrl.engine.transformers import TransformersEngine
 from envrl.env.base import Face
-from envrl.env.openenv.source import sources
+from envrl.env.sources import sources
 from envrl.grpo import checkpoints
 from envrl.model.chat import Chat
 from envrl.model.load import end_ids, load

@@ -9,9 +9,9 @@ from statistics import fmean
 from envrl.engine.base import Sampling
 from envrl.env import build
 from envrl.env.base import Face, has_solver
-from envrl.env.openenv.source import episodes_at_once
 from envrl.env.policies import Policy, gold, random
 from envrl.env.schema import tool_schemas
+from envrl.env.sources import episodes_at_once
 from envrl.errors import ConfigError, StageError
 from envrl.grpo.advantages import is_flat
 from envrl.rollout.policy import scripted
@@ -87,7 +87,7 @@ def _check_solver(run: Run, env: str, best: Sequence[Episode], worst: Sequence[E
 
 
 def _mean(episodes: Sequence[Episode]) -> float:
-    scores = [episode.score for episode in episodes if episode.score is not None]
+    scores = [episode.reward for episode in episodes if episode.reward is not None]
     return fmean(scores) if scores else 0.0
 
 
@@ -115,7 +115,7 @@ async def learning_signal(run: Run) -> None:
     _check_budget(spec, episodes, agent.engine.max_context)
     run.tracker.forget("check")
     run.tracker.record([episode.record() for episode in episodes], stage="check")
-    mixed = sum(not is_flat([episode.score for episode in group]) for group in groups)
+    mixed = sum(not is_flat([episode.reward for episode in group]) for group in groups)
     low, high = wilson(mixed / len(groups), len(groups))
     found = (
         f"learning signal: {mixed} of {len(groups)} groups differ in reward "

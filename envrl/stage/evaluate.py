@@ -51,7 +51,7 @@ async def evaluate(run: Run, label: str, *, step: int | None = None) -> list[Eva
         def played(episode: Episode) -> None:
             nonlocal tokens
             tokens += episode.tokens
-            rewards.add(episode.score)
+            rewards.add(episode.reward)
             successes.add(episode.success)
             rate = tokens / (time.perf_counter() - started)
             bar.advance(1, reward=rewards.value, success=successes.value, tokens_per_s=rate)
@@ -63,7 +63,7 @@ async def evaluate(run: Run, label: str, *, step: int | None = None) -> list[Eva
         run.tracker.forget("evaluate", label)
     run.tracker.record(records, stage="evaluate", label=label, step=step)
     return [
-        evaluation_of([r for r in records if r["env"] == env], label, env, spec.samples, step=step)
+        evaluation_of([r for r in records if r["env"] == env], label, env, samples=spec.samples, step=step)
         for env in run.spec.env
     ]
 

@@ -13,7 +13,8 @@ from envrl.grpo.trainer import Trainer
 from envrl.rollout.metrics import episode_metrics
 from envrl.rollout.runner import Runner
 from envrl.rollout.tasks import Tasks
-from envrl.rollout.trajectory import Episode, TokenRow
+from envrl.rollout.trajectory import Episode
+from envrl.rollout.transcript import TokenRow
 from envrl.spec import GrpoSpec
 from envrl.stage.base import Agent, Run
 from envrl.stage.evaluate import evaluate
@@ -72,14 +73,14 @@ class Training:
         started = time.perf_counter()
         groups = await self._roll_out(step)
         rolled_out = time.perf_counter()
-        advantages = [group_advantages([e.score for e in g], scale=self._spec.scale_rewards) for g in groups]
+        advantages = [group_advantages([e.reward for e in g], scale=self._spec.scale_rewards) for g in groups]
         update = self._trainer.update(token_rows(groups, advantages))
         await self._agent.sync(version=_version(step))
         ended = time.perf_counter()
         records = self._run.gather([episode.record() for group in groups for episode in group])
         self._run.tracker.record(records, stage="train", step=step)
         metrics = update | episode_metrics(records)
-        flat = self._run.gather([is_flat([episode.score for episode in group]) for group in groups])
+        flat = self._run.gather([is_flat([episode.reward for episode in group]) for group in groups])
         return metrics | {
             "frac_zero_std": fmean(flat),
             "time/step_s": ended - started,
@@ -168,6 +169,6 @@ def token_rows(groups: Sequence[Sequence[Episode]], advantages: Sequence[Sequenc
         row
         for group, advantages_G in zip(groups, advantages, strict=True)
         for episode, advantage in zip(group, advantages_G, strict=True)
-        if episode.score is not None
+        if episode.reward is not None
         for row in episode.rows(advantage)
     ]

@@ -14,7 +14,8 @@ from envrl.grpo.loss import supervised_loss
 from envrl.grpo.optimizer import adamw, lr_factor, set_learning_rate
 from envrl.rollout.policy import scripted
 from envrl.rollout.tasks import Tasks
-from envrl.rollout.trajectory import Episode, TokenRow
+from envrl.rollout.trajectory import Episode
+from envrl.rollout.transcript import TokenRow
 from envrl.spec import WarmStartSpec
 from envrl.stage.base import Agent, Run
 from envrl.stage.check import learning_signal
@@ -95,7 +96,7 @@ async def solver_games(run: Run, spec: WarmStartSpec) -> AsyncIterator[TokenRow]
     start = found = 0
     while True:
         groups = tasks.groups(start, start + spec.batch_size)
-        played = await runner.run(groups, engine_of, sampling, name="warm_start")
+        played = await runner.run(groups, engine_of, sampling, name="warm_start", scored=False)
         episodes = [episode for group in played for episode in group]
         kept = [episode for episode in episodes if _teaches(episode, spec)]
         for episode in kept:

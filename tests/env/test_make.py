@@ -16,8 +16,9 @@ from envrl.errors import ConfigError
     ("kind", "target", "reason"),
     [
         ("frozen_lak", None, "did you mean frozen_lake"),
-        ("chess", None, "custom, .*frozen_lake"),
-        ("custom", None, "env.custom.target: missing"),
+        ("chess", None, "kind: unknown 'chess'; choose from: catch, custom, .*frozen_lake"),
+        ("nonsense", None, "choose from: (?!.*none)"),
+        ("custom", None, "target: missing"),
         ("frozen_lake", "envrl.env.frozen_lake:FrozenLake", "kind=custom"),
         ("custom", "envrl.env.frozen_lake", "package.module:Name"),
         ("custom", "envrl.env.frozen_lak:FrozenLake", "No module named"),

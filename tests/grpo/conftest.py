@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from envrl.rollout.trajectory import TokenRow
+from envrl.rollout.transcript import TokenRow
 from envrl.spec import GrpoSpec
 
 VOCABULARY = 64

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from transformers import Qwen3ForCausalLM
 
 from envrl.grpo.trainer import Trainer
-from envrl.rollout.trajectory import TokenRow
+from envrl.rollout.transcript import TokenRow
 from envrl.spec import GrpoSpec
 
 

@@ -12,7 +12,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from envrl.grpo import batches
 from envrl.grpo.batches import Batch, micro_batches, token_logprobs
-from envrl.rollout.trajectory import TokenRow
+from envrl.rollout.transcript import TokenRow
 
 PAD = 0
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from envrl.grpo.batches import Batch, micro_batches, token_logprobs
 from envrl.grpo.loss import importance_weights, normalizer_of, policy_loss
-from envrl.rollout.trajectory import TokenRow
+from envrl.rollout.transcript import TokenRow
 
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")

@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 
 from envrl.grpo.trainer import Trainer
-from envrl.rollout.trajectory import TokenRow
+from envrl.rollout.transcript import TokenRow
 from envrl.spec import GrpoSpec
 
 

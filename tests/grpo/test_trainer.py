@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from envrl.errors import StageError
 from envrl.grpo.batches import micro_batches, token_logprobs
 from envrl.grpo.trainer import Trainer
-from envrl.rollout.trajectory import TokenRow
+from envrl.rollout.transcript import TokenRow
 from envrl.spec import GrpoSpec
 
 NORMALISATIONS = ["dapo", "grpo", "bnpo", "dr_grpo"]

@@ -23,8 +23,8 @@ from players import Play, Policy
 
 from envrl import compose
 from envrl.engine import Engine, Generation, GenerationStop, Sampling
-from envrl.env import Face, ToolCall
-from envrl.env.openenv.source import sources
+from envrl.env import Face, ToolCall, make
+from envrl.env.sources import sources
 from envrl.model.chat import Chat
 from envrl.model.tiny import bootstrap_tokenizer
 from envrl.model.tool_calls import format_tool_call
@@ -85,7 +85,7 @@ class Player(Engine):
     async def generate(self, ids: Sequence[int], sampling: Sampling, *, episode: str) -> Generation:
         said = self._policy(self._episode.messages)
         if isinstance(said, ToolCall):
-            in_words = self._episode.host.environment.format_action
+            in_words = make(self._episode.task.env).format_action
             said = format_tool_call(said) if self._face is Face.TOOL else in_words(said)
         spoken = [*self._episode.chat.encode(said), self._episode.chat.turn_end]
         return Generation(spoken, [0.0] * len(spoken), GenerationStop.EOS, 0)

@@ -118,8 +118,8 @@ def test_the_second_episode_of_a_slot_starts_clean(play: Play) -> None:
 def test_a_session_that_plays_again_starts_clean(arena: str) -> None:
     async def episode(session: Session, guess: str) -> list[str]:
         adapter = TextArena(make("wordle"))
-        seen = [adapter.first(await session.reset({"seed": 3}))]
-        seen.append(adapter.seen(await session.step(adapter.spoken(guess))))
+        seen = [adapter.read_reset(await session.reset({"seed": 3}))]
+        seen.append(adapter.read_step(await session.step(adapter.text_action(guess))))
         assert seen[1].metrics["guesses"] == 1
         return [each.text for each in seen]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from envrl import compose
-from envrl.errors import ConfigError, WorldError
-from envrl.reward import TERMS, is_group_term, number, resolve, total
+from envrl.errors import ConfigError
+from envrl.reward import TERMS, is_group_term, resolve, total
 from envrl.reward.terms import SUDOKU, WORDLE
 
 CALL = '<tool_call>\n{"name": "guess", "arguments": {"word": "crane"}}\n</tool_call>'
@@ -118,13 +118,6 @@ def test_none_is_left_out_of_the_sum() -> None:
     assert total({"format": 1.0, "env": None}, {"format": 0.2, "env": 1.0}) == 0.2
     assert total({"format": None, "env": None}, None) is None
     assert total({"format": 1.0, "env": 0.5}, {"format": 0.2}) == 0.7
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_is_refused_by_name(value: float) -> None:
-    with pytest.raises(WorldError, match="reward term mine: .* for an episode of wordle"):
-        number("mine", value, env="wordle")
-    assert number("mine", None, env="wordle") is None
 
 
 def test_unknown_terms_list_what_there_is() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from envrl import compose
+from envrl.errors import StageError
 from envrl.model import tiny
 from envrl.rollout.corpus import tiny_tokenizer
 
@@ -17,6 +19,14 @@ def built(cache: Path, *overrides: str) -> dict[str, int]:
     tokenizer = asyncio.run(tiny_tokenizer(compose(overrides), cache=cache))
     assert tokenizer.chat_template == tiny.CHAT_TEMPLATE
     return {str(path.relative_to(cache)): path.stat().st_mtime_ns for path in cache.rglob("*")}
+
+
+def judge(record: dict[str, Any]) -> float:
+    raise StageError("a judge was paid for a vocabulary")
+
+
+def test_a_vocabulary_asks_no_reward_term(tmp_path: Path) -> None:
+    assert built(tmp_path, f"reward.terms=[{__name__}:judge]")
 
 
 def test_the_second_call_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

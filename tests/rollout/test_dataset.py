@@ -16,7 +16,8 @@ from pyarrow.parquet import write_table
 
 from envrl import compose
 from envrl.errors import ConfigError
-from envrl.rollout.dataset import opening_messages, own_rows, read_rows
+from envrl.rollout.dataset import opening_messages, read_rows
+from envrl.rollout.rows import own_rows
 from envrl.rollout.tasks import Task, Tasks
 from envrl.spec import EnvSpec
 
@@ -206,6 +207,7 @@ def test_each_keys_own_rows_are_split(tmp_path: Path) -> None:
 def refused(*overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         compose(overrides)
+    assert all(line.count("; mend: ") == 1 for line in str(caught.value).splitlines())
     return str(caught.value)
 
 
@@ -287,3 +289,13 @@ def test_a_sound_dataset_passes(tmp_path: Path) -> None:
     assert compose([dataset]).env["frozen_lake"].dataset == str(file)
     lines(file, [row])
     assert compose([dataset, "stages=[train]"]).env["frozen_lake"].dataset == str(file)
+
+
+@pytest.mark.parametrize("overrides", [["stages=[evaluate]"], ["stages=[train]", "evaluate.every=1"]])
+def test_no_row_is_trained_on_and_evaluated(tmp_path: Path, overrides: list[str]) -> None:
+    file = lines(tmp_path / "rows.jsonl", [{"seed": 1}, {"seed": 2}])
+    assert "has 2 rows for env.frozen_lake; mend: more rows" in refused(
+        f"env.frozen_lake.dataset={file}", *overrides
+    )
+    with pytest.raises(ConfigError, match="env.frozen_lake: has no task that is held out"):
+        tasks(lake(file), 2, "evaluate")

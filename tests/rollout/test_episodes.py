@@ -19,7 +19,7 @@ def tool_answers(episode: Any) -> list[str]:
 
 def test_a_solved_episode(play: Any) -> None:
     (episode,) = play("Guess", [call("zebra"), call("crane")])
-    assert (episode.stop, episode.score, episode.host.environment.success) == (StopReason.DONE, 1.0, True)
+    assert (episode.stop, episode.reward, episode.host.environment.success) == (StopReason.DONE, 1.0, True)
     assert [turn.reward for turn in episode.turns] == [0.0, 1.0]
     assert tool_answers(episode) == ["not zebra", "right"]
 
@@ -69,7 +69,7 @@ def test_a_call_after_the_end_is_answered_but_not_run(play: Any) -> None:
 def test_what_the_model_did_wrong_goes_back_to_it(play: Any, turn: str, said: str) -> None:
     (episode,) = play("Guess", [turn, call("crane")])
     assert said in tool_answers(episode)[0]
-    assert episode.score == 1.0
+    assert episode.reward == 1.0
 
 
 def test_an_environments_value_error_is_the_tools_answer(play: Any) -> None:
@@ -92,7 +92,7 @@ def test_no_turns_is_refused(play: Any) -> None:
 
 def test_a_turn_without_a_call_ends_the_episode(play: Any) -> None:
     (episode,) = play("Guess", ["I give up."])
-    assert (episode.stop, episode.score) == (StopReason.NO_TOOL_CALL, 0.0)
+    assert (episode.stop, episode.reward) == (StopReason.NO_TOOL_CALL, 0.0)
 
 
 def test_the_model_may_speak_once_more(play: Any) -> None:
@@ -119,7 +119,7 @@ def test_the_context_ends_an_episode_as_length(play: Any, context: int) -> None:
 
 def test_what_the_world_broke_is_unscored(play: Any) -> None:
     (episode,) = play("Moody", [call("crash")], "rollout.retries=0", "rollout.max_error_rate=1")
-    assert (episode.stop, episode.score) == (StopReason.ERROR, None)
+    assert (episode.stop, episode.reward) == (StopReason.ERROR, None)
     assert "env custom, turn 1: RuntimeError: server gone" in episode.error
 
 
@@ -132,7 +132,7 @@ def test_a_reward_that_is_no_number_is_refused_by_name(play: Any) -> None:
 def test_a_turn_is_credited_with_the_rise_of_the_reward(play: Any) -> None:
     (episode,) = play("Moody", [call("raise"), call("raise") * 2, call("zebra"), call("crane")])
     assert [turn.reward for turn in episode.turns] == [0.25, 0.5, 0.0, 0.25]
-    assert episode.score == 1.0
+    assert episode.reward == 1.0
 
 
 def test_rewards_of_every_shape_stand_in_one_batch(play: Any) -> None:
@@ -146,7 +146,7 @@ def test_rewards_of_every_shape_stand_in_one_batch(play: Any) -> None:
     episodes = play("Moody", reply, members=3)
     rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
     assert rewards == [[None, None, 1.0], [0.0, 0.0, 1.0], [1.0]]
-    assert [episode.score for episode in episodes] == [1.0, 1.0, 1.0]
+    assert [episode.reward for episode in episodes] == [1.0, 1.0, 1.0]
     metrics = episode_metrics([episode.record() for episode in episodes])
     assert (metrics["reward"], metrics["reward_std"], metrics["turns/mean"]) == (1.0, 0.0, 7 / 3)
 
@@ -154,7 +154,7 @@ def test_rewards_of_every_shape_stand_in_one_batch(play: Any) -> None:
 def test_a_broken_episode_is_tried_again_in_a_fresh_environment(play: Any) -> None:
     Flaky.played.clear()
     (episode,) = play("Flaky", [call("zebra"), call("crane")], "rollout.retries=1")
-    assert (episode.stop, episode.score, episode.retries) == (StopReason.DONE, 1.0, 1)
+    assert (episode.stop, episode.reward, episode.retries) == (StopReason.DONE, 1.0, 1)
     first, second = Flaky.played
     assert episode.host.environment is second
     assert (first.guesses, second.guesses) == (["zebra"], ["zebra", "crane"])
@@ -168,7 +168,7 @@ def test_no_more_episodes_at_once_than_asked(play: Any) -> None:
         Counted.live = Counted.peak = 0
         replies, wait = [call("zebra"), call("crane")], {"delay_s": 0.002}
         episodes = play("Counted", replies, f"rollout.max_inflight={limit}", members=8, **wait)
-        assert all(episode.score == 1.0 for episode in episodes)
+        assert all(episode.reward == 1.0 for episode in episodes)
         assert (Counted.live, Counted.peak) == (0, peak)
 
 
@@ -180,7 +180,7 @@ def test_too_many_broken_episodes_stop_the_run(play: Any) -> None:
 def test_environments_that_block_overlap(play: Any) -> None:
     started = time.perf_counter()
     episodes = play("Slow", [call("zebra")] * 3 + [call("crane")], members=16)
-    assert all(episode.score == 1.0 for episode in episodes)
+    assert all(episode.reward == 1.0 for episode in episodes)
     assert time.perf_counter() - started < 16 * 4 * 0.05 / 2
 
 
@@ -199,7 +199,7 @@ def test_a_step_past_its_deadline_breaks_the_episode(play: Any) -> None:
 
 def test_an_episode_past_its_deadline_is_truncated(play: Any) -> None:
     (episode,) = play("Patient", [call("crane")], "scheduler.episode_timeout_s=0.05")
-    assert (episode.stop, episode.score) == (StopReason.DEADLINE, 0.0)
+    assert (episode.stop, episode.reward) == (StopReason.DEADLINE, 0.0)
 
 
 def test_only_tools_are_visible() -> None:

@@ -68,7 +68,7 @@ def test_a_tool_of_another_environment_is_answered_and_not_run(chat: Chat) -> No
     for env, (_, episode) in played(chat, FOREIGN, "scheduler.tools_visible=all").items():
         assert f"unknown '{foreign[env]}'" in episode.messages[-1]["content"]
         assert [turn.failures for turn in episode.turns] == [1]
-        assert episode.score == 0.0
+        assert episode.reward == 0.0
 
 
 def test_a_schema_of_the_same_name_is_the_environments_own(chat: Chat) -> None:
@@ -95,7 +95,7 @@ def test_terms_score_their_own_environment_alone(chat: Chat) -> None:
     replies = {"wordle": call("crane"), "sudoku": "I pass."}
     terms = [*SUDOKU, "win_reward", "env"]
     games = played(chat, replies, f"reward.terms=[{','.join(terms)}]", rows={"wordle": {"secret": "crane"}})
-    wordle, sudoku = (games[env][1].scores for env in replies)
+    wordle, sudoku = (games[env][1].rewards for env in replies)
     assert [name for name in terms if wordle[name] is None] == list(SUDOKU)
     assert [name for name in terms if sudoku[name] is None] == ["win_reward"]
     metrics = episode_metrics([episode.record() for _, episode in games.values()])

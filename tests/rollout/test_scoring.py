@@ -65,6 +65,14 @@ def endless(completions: list[Any], **kwargs: Any) -> list[float]:
     return [float("inf")] * len(completions)
 
 
+def praise(record: dict[str, Any]) -> str:
+    return "good"
+
+
+def fails_in_the_second(record: dict[str, Any]) -> float:
+    return 1.0 / (1 - record["member"] % 2)
+
+
 def plain(record: dict[str, Any]) -> float:
     return float(len(record["turns"]))
 
@@ -74,7 +82,13 @@ WORDS = {0: ["crane"], 1: ["zebra", "crane"], 2: ["zebra"]}
 
 
 def play(
-    chat: Chat, terms: str, *overrides: str, groups: int = 1, words: Any = WORDS, row: Any = None
+    chat: Chat,
+    terms: str,
+    *overrides: str,
+    groups: int = 1,
+    words: Any = WORDS,
+    row: Any = None,
+    scored: bool = True,
 ) -> list[list[Episode]]:
     """Groups of three that play Tracked and are scored by these terms of this file."""
     SEEN.clear()
@@ -100,7 +114,7 @@ def play(
         [Task("custom", 7, g, m, None, {"group": g, **(row or {})}) for m in range(3)] for g in range(groups)
     ]
     played = Runner(spec, chat).run(
-        tasks, lambda episode, face: engine, Sampling(max_tokens=100000), name="test"
+        tasks, lambda episode, face: engine, Sampling(max_tokens=100000), name="test", scored=scored
     )
     return asyncio.run(played)
 
@@ -110,7 +124,7 @@ BUILT_IN = {"env", "format", "length"}
 
 def test_one_call_per_group_with_all_that_trl_gives(chat: Chat) -> None:
     groups = play(chat, "guessed_right", groups=2, row={"secret": "crane", "prompts": "a column"})
-    assert [[episode.score for episode in group] for group in groups] == [[1.0, 1.0, 0.0]] * 2
+    assert [[episode.reward for episode in group] for group in groups] == [[1.0, 1.0, 0.0]] * 2
     assert len(SEEN) == 2
     for seen, group in zip(SEEN, groups, strict=True):
         assert seen["secret"] == ["crane"] * 3
@@ -138,26 +152,26 @@ def test_environments_are_open_in_the_call_and_closed_after_it(chat: Chat) -> No
 
 def test_async_functions_are_awaited_and_columns_arrive_by_name(chat: Chat) -> None:
     ((first, *_),) = play(chat, "by_column", row={"bonus": 0.5})
-    assert first.scores == {f"{__name__}:by_column": 1.0}
+    assert first.rewards == {f"{__name__}:by_column": 1.0}
 
 
 def test_none_leaves_a_term_out(chat: Chat) -> None:
     (group,) = play(chat, "by_column env", row={"bonus": None})
-    assert [episode.score for episode in group] == [1.0, 1.0, 0.0]
+    assert [episode.reward for episode in group] == [1.0, 1.0, 0.0]
     (group,) = play(chat, "by_column", row={"bonus": None})
-    assert [episode.score for episode in group] == [None] * 3
+    assert [episode.reward for episode in group] == [None] * 3
     assert StopReason.ERROR not in [episode.stop for episode in group]
 
 
 def test_terms_of_both_kinds_are_weighed_together(chat: Chat) -> None:
     (group,) = play(chat, "format plain guessed_right env", "reward.weights=[0.5,0.1,2,0]")
-    assert [episode.score for episode in group] == pytest.approx([0.5 + 0.1 + 2, 0.5 + 0.2 + 2, 0.5 + 0.2])
-    assert list(group[0].scores) == ["format", f"{__name__}:plain", f"{__name__}:guessed_right", "env"]
+    assert [episode.reward for episode in group] == pytest.approx([0.5 + 0.1 + 2, 0.5 + 0.2 + 2, 0.5 + 0.2])
+    assert list(group[0].rewards) == ["format", f"{__name__}:plain", f"{__name__}:guessed_right", "env"]
 
 
 def test_leaving_env_out_trains_without_it(chat: Chat) -> None:
     (group,) = play(chat, "format")
-    assert [episode.score for episode in group] == [1.0, 1.0, 1.0]
+    assert [episode.reward for episode in group] == [1.0, 1.0, 1.0]
     assert [episode.env_reward for episode in group] == [1.0, 1.0, 0.0]
 
 
@@ -170,9 +184,9 @@ def test_notes_of_a_function_reach_the_record(chat: Chat) -> None:
 
 def test_a_function_that_raises_takes_its_own_group_out(chat: Chat) -> None:
     first, second = play(chat, "fails_in_the_first", groups=2)
-    assert [(episode.stop, episode.score) for episode in first] == [(StopReason.ERROR, None)] * 3
+    assert [(episode.stop, episode.reward) for episode in first] == [(StopReason.ERROR, None)] * 3
     assert "KeyError: 'no such column'" in str(first[0].error)
-    assert [episode.score for episode in second] == [1.0] * 3
+    assert [episode.reward for episode in second] == [1.0] * 3
     assert not any(episode.host.environment.is_open for episode in first + second)
 
 
@@ -180,23 +194,47 @@ def test_a_function_that_raises_takes_its_own_group_out(chat: Chat) -> None:
     ("term", "says"),
     [
         ("too_few", "too_few: 1 values for 3 episodes"),
-        ("endless", "endless: inf for an episode of custom"),
+        ("endless", "env custom: reward term {here}:endless is inf, no finite number"),
+        ("praise", "env custom: reward term {here}:praise is 'good', no finite number"),
     ],
 )
 def test_values_that_are_no_rewards_are_refused_by_name(chat: Chat, term: str, says: str) -> None:
     (group,) = play(chat, term, "rollout.max_error_rate=1")
-    assert [(episode.stop, episode.score) for episode in group] == [(StopReason.ERROR, None)] * 3
-    assert says in str(group[0].error)
+    assert [(episode.stop, episode.reward) for episode in group] == [(StopReason.ERROR, None)] * 3
+    assert says.format(here=__name__) in str(group[0].error)
+
+
+def test_a_term_that_fails_takes_its_own_episode_out_and_replays_nothing(chat: Chat) -> None:
+    group = play(chat, "fails_in_the_second env guessed_right", "rollout.retries=2")[0]
+    assert [(episode.stop, episode.reward) for episode in group] == [
+        (StopReason.DONE, 3.0),
+        (StopReason.ERROR, None),
+        (StopReason.NO_TOOL_CALL, 1.0),
+    ]
+    assert [episode.retries for episode in group] == [0, 0, 0]
+    assert group[1].rewards == {}
+    assert [len(seen["completions"]) for seen in SEEN] == [2]
+
+
+def test_play_without_scores_asks_no_term(chat: Chat) -> None:
+    (group,) = play(chat, "guessed_right fails_in_the_second", scored=False)
+    assert SEEN == []
+    assert [(episode.reward, episode.success) for episode in group] == [
+        (None, True),
+        (None, True),
+        (None, False),
+    ]
+    assert not any(episode.host.environment.is_open for episode in group)
 
 
 def test_an_episode_that_the_world_broke_is_not_in_the_call(chat: Chat) -> None:
     (group,) = play(chat, "guessed_right", words={**WORDS, 1: ["crash"]})
-    assert [episode.score for episode in group] == [1.0, None, 0.0]
+    assert [episode.reward for episode in group] == [1.0, None, 0.0]
     assert [len(seen["completions"]) for seen in SEEN] == [2]
 
 
 def test_a_group_that_the_world_broke_is_not_asked_for(chat: Chat) -> None:
     broken = {member: ["crash"] for member in range(3)}
     (group,) = play(chat, "guessed_right", "rollout.max_error_rate=1", words=broken)
-    assert [episode.score for episode in group] == [None] * 3
+    assert [episode.reward for episode in group] == [None] * 3
     assert SEEN == []

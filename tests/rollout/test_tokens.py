@@ -13,7 +13,8 @@ from envrl.engine import ScriptedEngine
 from envrl.grpo.batches import micro_batches, token_logprobs
 from envrl.model.chat import Chat
 from envrl.model.tiny import bootstrap_tokenizer, build_model
-from envrl.rollout.trajectory import Episode, TokenRow
+from envrl.rollout.trajectory import Episode
+from envrl.rollout.transcript import TokenRow
 
 
 def sampled(episode: Episode) -> list[int]:

@@ -43,7 +43,7 @@ def alive(process: Any) -> bool:
 def test_the_agent_plays(play: Any, started: list[Any]) -> None:
     first, second = play([call("zebra"), call("crane")], OWN_LOOP, members=2)
     for episode in (first, second):
-        assert (episode.stop, episode.score) == (StopReason.DONE, 1.0)
+        assert (episode.stop, episode.reward) == (StopReason.DONE, 1.0)
         assert [message["role"] for message in episode.messages] == ["user", "assistant", "tool", "assistant"]
         assert [turn.reward for turn in episode.turns] == [0.0, 1.0]
         assert [turn.calls for turn in episode.turns] == [1, 1]
@@ -58,7 +58,7 @@ def test_it_plays_what_our_own_loop_plays(play: Any, chat: Any) -> None:
 
 def test_it_may_stop_and_limits_stop_it(play: Any) -> None:
     (stopped,) = play(["I have no idea."], OWN_LOOP)
-    assert (stopped.stop, stopped.score) == (StopReason.NO_TOOL_CALL, 0.0)
+    assert (stopped.stop, stopped.reward) == (StopReason.NO_TOOL_CALL, 0.0)
     (long,) = play([call("zebra")] * 9, OWN_LOOP, "scheduler.max_turns=2")
     assert (long.stop, len(long.turns)) == (StopReason.MAX_TURNS, 2)
     (full,) = play([call("zebra")] * 9, OWN_LOOP, "scheduler.max_tokens=150")
@@ -80,9 +80,19 @@ def test_a_killed_agent_breaks_its_own_episode_alone(play: Any, started: list[An
     first, *others = play(reply, OWN_LOOP, members=3)
     dead = [episode for episode in (first, *others) if episode.stop is StopReason.ERROR]
     assert len(dead) == 1
-    assert dead[0].score is None
-    assert [episode.score for episode in (first, *others) if episode not in dead] == [1.0, 1.0]
+    assert dead[0].reward is None
+    assert [episode.reward for episode in (first, *others) if episode not in dead] == [1.0, 1.0]
     assert not any(map(alive, started))
+
+
+def test_an_agent_that_is_just_ending_is_killed_in_silence(play: Any, monkeypatch: Any, caplog: Any) -> None:
+    """asyncio's own kill would reap it here and there, and its watcher would miss it."""
+    program = "input(); print('{\"finish\": 1}', flush=True)"
+    agent = load_object(f"{EXAMPLES}/own_loop.py:AgentProcess")
+    monkeypatch.setattr(agent, "command", (agent.command[0], "-S", "-c", program))
+    episodes = play([call("crane")], OWN_LOOP, members=64)
+    assert {episode.stop for episode in episodes} == {StopReason.NO_TOOL_CALL}
+    assert "Unknown child process" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -68,11 +68,12 @@ def test_a_mixture_keeps_its_shares_and_tells_its_environments_apart() -> None:
     assert Counter(e["env"] for e in trained) == {"frozen_lake": 2 * 2 * 4, "custom": 2 * 4}
 
 
-def test_evaluations_in_training_keep_the_best_checkpoint() -> None:
+def test_evaluations_in_training_keep_the_best_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     """In a game that pays less every time, the first is the best."""
     Fading.played = 0
     steps = ["grpo.steps=4", "evaluate.every=1", "checkpoint.every=1", "checkpoint.keep=1"]
     run(compose(game("Fading", "stages=[train]", "output_dir=fading", *steps)))
+    assert "held-out tasks" not in capsys.readouterr().out  # a table of the evaluations around training
     kept = {path.name for path in Path("fading/checkpoints").iterdir()}
     assert kept == {"step-1", "step-4"}
     evaluations = json.loads(Path("fading/summary.json").read_text())["evaluations"]

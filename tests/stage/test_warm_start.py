@@ -16,7 +16,7 @@ from envrl import compose
 from envrl.env.frozen_lake import FrozenLake
 from envrl.errors import StageError
 from envrl.model import format_tool_call, parse_tool_calls
-from envrl.rollout.trajectory import TokenRow
+from envrl.rollout.transcript import TokenRow
 from envrl.spec import WarmStartSpec
 from envrl.stage import warm_start
 from envrl.stage.base import Agent, Run
@@ -98,6 +98,15 @@ def test_only_solved_games_are_learned_where_success_is_required(required: str) 
     solved = [replayed(str(agent.tokenizer.decode(row.ids_T))).success for row in rows]
     assert all(solved) is (required == "true")
     assert any(solved)
+
+
+def judge(record: dict[str, Any]) -> float:
+    raise StageError("a judge was paid for solver games")
+
+
+def test_no_reward_term_is_asked() -> None:
+    run, spec = run_of(f"reward.terms=[{__name__}:judge]")
+    assert len(asyncio.run(games(run, spec, 1))[1]) == 1
 
 
 def test_a_solver_that_never_succeeds_is_given_up() -> None:

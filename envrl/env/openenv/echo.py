@@ -6,13 +6,14 @@ Any other MCP server is spoken to likewise: a call goes out under its own name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from envrl.env.base import ToolCall
 from envrl.env.echo import PER_CHARACTER
 from envrl.env.echo import Echo as Local
-from envrl.env.openenv.adapters import Seen, as_text
+from envrl.env.openenv.adapters import Outcome
 from envrl.env.openenv.foreign import Foreign, server_reward
+from envrl.env.openenv.generic import as_text
 from envrl.errors import WorldError
 
 if TYPE_CHECKING:
@@ -22,14 +23,9 @@ if TYPE_CHECKING:
 class Echo(Foreign):
     """A server of MCP tools."""
 
-    title: ClassVar[str] = "CallToolAction"
+    title = "CallToolAction"
 
     _messages = 0
-
-    @classmethod
-    def speaks(cls, schema: Mapping[str, Any]) -> bool:
-        """By the name of the action's class."""
-        return bool(schema.get("action", {}).get("title") == cls.title)
 
     def action(self, call: ToolCall) -> dict[str, Any]:
         """A call of the tool; our `echo` is called `echo_message` there."""
@@ -38,28 +34,28 @@ class Echo(Foreign):
         name = "echo_message" if call.name == "echo" else call.name
         return {"type": "call_tool", "tool_name": name, "arguments": dict(call.arguments)}
 
-    def spoken(self, text: str) -> dict[str, Any]:
+    def text_action(self, text: str) -> dict[str, Any]:
         """The text is the message; with kind=openenv it is an action in JSON."""
         return self.action(self.local.parse_action(text))
 
-    def first(self, reply: Reply) -> Seen:
+    def read_reset(self, reply: Reply) -> Outcome:
         """What the server says when it is ready."""
         self._messages = 0
         ready = reply.observation.get("metadata", {}).get("message")
         return self._scored(ready or as_text(reply.observation), reply, message="")
 
-    def seen(self, reply: Reply) -> Seen:
+    def read_step(self, reply: Reply) -> Outcome:
         """The tool's result. What it made of bad arguments is the model's mistake, a broken line is not."""
         said = reply.observation
         if error := said.get("error"):
             if error.get("error_type") in ("transport_error", "timeout"):
                 raise WorldError(f"{said.get('tool_name')}: {error.get('message')}")
-            return Seen(str(error.get("message")), self.total, bool(reply.done), mistake="call")
+            return Outcome(str(error.get("message")), self.total, bool(reply.done), mistake="call")
         text = _result(said.get("result"))
         self._messages += 1
         return self._scored(text, reply, message=text)
 
-    def _scored(self, text: str, reply: Reply, *, message: str) -> Seen:
+    def _scored(self, text: str, reply: Reply, *, message: str) -> Outcome:
         """Kind echo pays for the newest message, whatever the server does."""
         metrics = server_reward(reply.reward)
         if isinstance(self.local, Local):
@@ -67,7 +63,7 @@ class Echo(Foreign):
             metrics |= {"messages": float(self._messages), "characters": float(len(message))}
         else:
             self.add(reply.reward)
-        return Seen(text, self.total, bool(reply.done), metrics=metrics)
+        return Outcome(text, self.total, bool(reply.done), metrics=metrics)
 
 
 class OldEcho(Echo):
@@ -79,12 +75,12 @@ class OldEcho(Echo):
         """The message alone."""
         return super().action(call) if call.name == "act" else dict(call.arguments)
 
-    def first(self, reply: Reply) -> Seen:
+    def read_reset(self, reply: Reply) -> Outcome:
         """What the server says when it is ready."""
         self._messages = 0
         return self._scored(_echoed(reply), reply, message="")
 
-    def seen(self, reply: Reply) -> Seen:
+    def read_step(self, reply: Reply) -> Outcome:
         """The message again."""
         self._messages += 1
         return self._scored(_echoed(reply), reply, message=_echoed(reply))

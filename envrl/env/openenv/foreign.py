@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from envrl.env.base import Environment
-from envrl.env.openenv.adapters import Generic
+from envrl.env.openenv.generic import Generic
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -21,10 +20,10 @@ from fastapi import FastAPI
 from pydantic import Field
 
 from envrl.env import build
-from envrl.env.base import Face, checked_arguments
+from envrl.env.base import Face, ToolCall, checked_call
 from envrl.env.host import CLOSE_TIMEOUT_S, Host
 from envrl.env.openenv import without_gradio
-from envrl.errors import unknown
+from envrl.errors import Blame, WorldError, classify, finite_number
 from envrl.spec import EnvSpec
 
 with without_gradio():
@@ -77,7 +76,7 @@ class Hosted(Served):  # type: ignore[misc]
         self._step_timeout_s = step_timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: int | None = None
-        self._scored: float | None = None
+        self._credited: float | None = None
         self._concluded = False
         live.add(self)
 
@@ -85,16 +84,16 @@ class Hosted(Served):  # type: ignore[misc]
         """Starts the episode of the row and its seed."""
         self._concluded = False
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
-        self._scored = None
+        self._credited = None
         environment = self._host.environment
-        text = await self._call(environment.reset, **row)
-        seen = self._observation(text)
-        seen.instructions = {face: await self._call(environment.instructions, face) for face in Face}
+        text = await self._ask(environment.reset, **row)
+        observation = self._observation(text)
+        observation.instructions = {face: await self._ask(environment.instructions, face) for face in Face}
         if self._describe:
             from envrl.env.schema import tool_schemas  # heavy, and our own client brings its own
 
-            seen.tools = tool_schemas(environment)
-        return seen
+            observation.tools = tool_schemas(environment)
+        return observation
 
     async def step_async(self, action: EnvrlAction, **options: Any) -> EnvrlObservation:
         """One action."""
@@ -128,61 +127,52 @@ class Hosted(Served):  # type: ignore[misc]
             closing.result(CLOSE_TIMEOUT_S + 1)
 
     async def _act(self, action: EnvrlAction) -> tuple[object, Literal["parse", "call"] | None]:
-        name, arguments = action.tool, action.arguments
-        if name is None:
-            try:
-                name, arguments = await self._parsed(action.text)
-            except ValueError as mistake:
-                return mistake, "parse"
         try:
-            tool = self._tool(name)
-            return await self._call(tool, **checked_arguments(tool, arguments)), None
+            call = await self._drafted(action)
+        except ValueError as mistake:
+            return mistake, "parse"
+        try:
+            tool, arguments = checked_call(self._host.environment, call)
+            return await self._ask(tool, **arguments), None
         except ValueError as mistake:
             return mistake, "call"
+
+    async def _drafted(self, action: EnvrlAction) -> ToolCall:
+        if action.tool is not None:
+            return ToolCall(action.tool, action.arguments)
+        if action.text is None:
+            raise ValueError("give a tool with its arguments, or a text")
+        call: ToolCall = await self._ask(self._host.environment.parse_action, action.text)
+        return call
 
     async def _conclude(self) -> None:
         if not self._concluded:
             self._concluded = True
-            await self._call(self._host.environment.conclude)
+            await self._ask(self._host.environment.conclude)
 
-    async def _parsed(self, text: str | None) -> tuple[str, Any]:
-        if text is None:
-            raise ValueError("give a tool with its arguments, or a text")
-        call = await self._call(self._host.environment.parse_action, text)
-        return call.name, call.arguments
-
-    def _tool(self, name: str) -> Callable[..., Any]:
-        tools = self._host.environment.tools()
-        if self._host.environment.done:
-            raise ValueError("the episode is over; this call was not run")
-        if name not in tools:
-            raise ValueError(unknown("tool", name, tools))
-        return tools[name]
-
-    async def _call(self, method: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
+    async def _ask(self, method: Callable[..., Any], *args: Any, **arguments: Any) -> Any:
         """Runs a method of the environment; what it raises, other than to the model, is named and logged."""
         try:
             return await self._host.call(method, self._step_timeout_s, *args, **arguments)
-        except ValueError:
-            raise
-        except Exception as error:  # openenv sends the text alone
-            log.exception("%s", getattr(method, "__name__", method))
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        except Exception as error:
+            if classify(error) is Blame.MODEL:
+                raise
+            log.exception("%s", getattr(method, "__name__", method))  # openenv sends the text alone
+            raise WorldError(f"{type(error).__name__}: {error}") from error
 
     def _observation(self, text: object, mistake: Literal["parse", "call"] | None = None) -> EnvrlObservation:
         environment = self._host.environment
-        total = None if environment.reward is None else float(environment.reward)
-        if total is not None and not math.isfinite(total):
-            raise RuntimeError(f"reward is {total}")  # JSON would make it null, which means unscored
-        rise = None if total is None else total - (self._scored or 0.0)
-        self._scored = self._scored if total is None else total
+        # JSON would make null of what is not finite, which means unscored.
+        total = None if environment.reward is None else finite_number("reward", environment.reward)
+        rise = None if total is None else total - (self._credited or 0.0)
+        self._credited = self._credited if total is None else total
         return EnvrlObservation(
             text="" if text is None else str(text),
             reward=rise,
             done=environment.done,
             total=total,
             success=None if environment.success is None else bool(environment.success),
-            metrics={name: float(value) for name, value in environment.metrics.items()},
+            metrics={n: finite_number(f"metric {n}", value) for n, value in environment.metrics.items()},
             mistake=mistake,
             extra=environment.extra,
         )

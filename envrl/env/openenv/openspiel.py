@@ -7,14 +7,14 @@ nothing is sent that it did not call legal, and after the end nothing is legal.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from envrl.env.base import Environment, ToolCall
 from envrl.env.catch import COLUMNS, ROWS, STEP, Catch
-from envrl.env.openenv.adapters import Seen, as_text, json_action
+from envrl.env.openenv.adapters import Outcome
 from envrl.env.openenv.foreign import Foreign, server_reward
+from envrl.env.openenv.generic import json_action
 from envrl.errors import WorldError
 
 if TYPE_CHECKING:
@@ -24,15 +24,12 @@ if TYPE_CHECKING:
 class OpenSpiel(Foreign):
     """A game for one player; it is won where its last reward is above 0."""
 
+    title = "OpenSpielAction"
+
     def __init__(self, local: Environment) -> None:
         super().__init__(copy(local))  # a Catch that is told where ball and paddle are
         self._legal: list[int] = []
         self._steps = 0
-
-    @classmethod
-    def speaks(cls, schema: Mapping[str, Any]) -> bool:
-        """By the name of the action's class."""
-        return bool(schema.get("action", {}).get("title") == "OpenSpielAction")
 
     def action(self, call: ToolCall) -> dict[str, Any]:
         """Catch numbers left, stay and right from 0."""
@@ -41,21 +38,20 @@ class OpenSpiel(Foreign):
         moves = list(STEP)
         return self._checked({"action_id": moves.index(call.arguments.get("direction", call.name))})
 
-    def spoken(self, text: str) -> dict[str, Any]:
+    def text_action(self, text: str) -> dict[str, Any]:
         """Catch's own words; else a number, or JSON."""
         if isinstance(self.local, Catch):
             return self.action(self.local.parse_action(text))
-        parse = getattr(self.local, "to_action", json_action)
-        if parse is json_action and re.fullmatch(r"\s*\d+\s*", text):
+        if self.to_action is json_action and re.fullmatch(r"\s*\d+\s*", text):
             return self._checked({"action_id": int(text)})
-        return self._checked(parse(text))
+        return self._checked(self.to_action(text))
 
-    def first(self, reply: Reply) -> Seen:
+    def read_reset(self, reply: Reply) -> Outcome:
         """The first board; its reward is null."""
         self._steps = -1
-        return self.seen(reply)
+        return self.read_step(reply)
 
-    def seen(self, reply: Reply) -> Seen:
+    def read_step(self, reply: Reply) -> Outcome:
         """Reads the board, and what may be done next."""
         done, paid = bool(reply.done), reply.reward
         try:
@@ -68,9 +64,9 @@ class OpenSpiel(Foreign):
         total = self.add(paid)
         metrics = {"steps": float(self._steps), "score": total or 0.0, **server_reward(paid)}
         if isinstance(self.local, Catch):
-            return Seen(self._told(self.local, board, done, won), float(won), done, won, metrics)
-        text = (getattr(self.local, "to_text", None) or as_text)(reply.observation)
-        return Seen(text, total, done, won, metrics)
+            return Outcome(self._told(self.local, board, done, won), float(won), done, won, metrics)
+        text = self.to_text(reply.observation)
+        return Outcome(text, total, done, won, metrics)
 
     def _told(self, game: Catch, board: list[float], done: bool, won: bool) -> str:
         """Catch's board in our words. The ball keeps its column, so it is known in the last row too."""

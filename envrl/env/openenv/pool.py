@@ -30,7 +30,7 @@ class Server(Protocol):
     async def url(self) -> str:
         """Its address; one that has died is started again first. Raises StageError."""
 
-    def well(self) -> None:
+    def session_returned(self) -> None:
         """It has done its work: a session came back in one piece."""
 
     async def close(self) -> None:
@@ -88,7 +88,7 @@ class Pool:
         self._taken -= 1
         self._slots.release()
         if session.alive:
-            self._server.well()
+            self._server.session_returned()
         if session.alive and self._reuse and not session.spoiled:
             self._idle.append(session)
             self._freed.set()

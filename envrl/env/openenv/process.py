@@ -64,7 +64,7 @@ class ServerProcess:
                 await self._start()
             return self._url
 
-    def well(self) -> None:
+    def session_returned(self) -> None:
         """A session came back in one piece, so deaths are counted anew."""
         self._deaths = 0
 
@@ -171,7 +171,7 @@ class Container:
                 await asyncio.to_thread(self._start)
             return self._url
 
-    def well(self) -> None:
+    def session_returned(self) -> None:
         """A container that dies is not started again."""
 
     async def close(self) -> None:

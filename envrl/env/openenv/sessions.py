@@ -30,6 +30,9 @@ log = logging.getLogger(__name__)
 LOST = (ConnectionClosed, getattr(openenv.core, "SessionLostError", ConnectionClosed))
 """A newer openenv may tell by itself that a session is lost."""
 
+INVALID_ACTION = "VALIDATION_ERROR"
+"""The code of a server's error that the model answers for; all others are the world's."""
+
 Reply: TypeAlias = "StepResult[dict[str, Any]]"
 
 
@@ -106,7 +109,7 @@ class Session(GenericEnvClient):  # type: ignore[misc]  # openenv has no types
         try:
             return await self._send_and_receive(message)
         except ServerError as error:
-            self.spoiled |= error.code != "VALIDATION_ERROR"
+            self.spoiled |= error.code != INVALID_ACTION
             raise
 
     def _read(self, answer: Mapping[str, Any]) -> Reply:

@@ -1,11 +1,10 @@
-"""Where the environments of a run come from: this process, or the sessions of OpenEnv servers."""
+"""Environments that come from the sessions of an OpenEnv server."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from envrl.env.base import Environment
 from envrl.env.openenv.adapters import AUTO, Adapter, adapter_class, detected
 from envrl.env.openenv.process import Container, ServerProcess
 from envrl.env.openenv.remote import Remote
-from envrl.env.sources import InProcess, Source
+from envrl.env.sources import Source, episodes_at_once
 from envrl.errors import WorldError
 from envrl.spec import Backend, RunSpec
 
@@ -31,25 +30,6 @@ log = logging.getLogger(__name__)
 SAME_SEED = 3
 """Resets with one seed that have to agree; a server that draws from a few games may agree by chance."""
 SCHEMA_TIMEOUT_S = 30.0
-
-
-def sources(spec: RunSpec, directory: Path) -> dict[str, Source]:
-    """One source per environment; servers of ours write their logs into the directory."""
-    return {
-        key: InProcess(key, env) if env.backend is Backend.IN_PROCESS else OpenEnvSource(key, spec, directory)
-        for key, env in spec.env.items()
-    }
-
-
-def episodes_at_once(spec: RunSpec, key: str) -> int:
-    """The most episodes of an environment in one training step of this process."""
-    weights = {name: env.weight for name, env in spec.env.items()}
-    share = weights[key] / sum(weights.values())
-    groups = spec.grpo.groups_per_step
-    if len(weights) > 1:
-        groups = min(groups, math.ceil(share * groups) + 1)  # a mixture's shares are exact to one group
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    return math.ceil(groups / world) * spec.grpo.num_generations
 
 
 class OpenEnvSource(Source):
@@ -77,13 +57,13 @@ class OpenEnvSource(Source):
     async def prepare(self, episodes: int) -> None:
         """Opens as many sessions as that, or as sessions.capacity allows. Raises StageError, WorldError."""
         await self._sessions.prepare(episodes)
-        await self._speaker()
+        await self._adapter_class()
 
     async def take(self) -> tuple[Session, Adapter]:
         """A session, and the adapter for one episode."""
         session = await self._sessions.take()
         try:
-            return session, (await self._speaker())(self._local)
+            return session, (await self._adapter_class())(self._local)
         except BaseException:
             self.give(session)
             raise
@@ -131,7 +111,7 @@ class OpenEnvSource(Source):
             )
         return self._pool
 
-    async def _speaker(self) -> type[Adapter]:
+    async def _adapter_class(self) -> type[Adapter]:
         """The adapter's class; `auto` asks the server for its schema, once."""
         async with self._asking:
             if self._adapter is None:
@@ -144,7 +124,7 @@ class OpenEnvSource(Source):
         return self._adapter
 
 
-class Elsewhere:
+class RunningServer:
     """A server that somebody else runs."""
 
     def __init__(self, url: str) -> None:
@@ -154,7 +134,7 @@ class Elsewhere:
         """As it was given."""
         return self._url
 
-    def well(self) -> None:
+    def session_returned(self) -> None:
         """It is not ours to look after."""
 
     async def close(self) -> None:
@@ -166,7 +146,7 @@ def _server(key: str, spec: RunSpec, directory: Path, limit: int) -> Server:
     start_timeout_s = env.sessions.open_timeout_s
     if env.backend is Backend.URL:
         assert env.url is not None
-        return Elsewhere(env.url)
+        return RunningServer(env.url)
     if env.backend is Backend.DOCKER:
         assert env.image is not None
         return Container(key, env.image, start_timeout_s=start_timeout_s)

@@ -7,13 +7,13 @@ The server repeats the whole transcript in every reply, the model's own words in
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
 from envrl.env.base import Environment, ToolCall
-from envrl.env.openenv.adapters import Seen, json_action
+from envrl.env.openenv.adapters import Outcome
 from envrl.env.openenv.foreign import Foreign, server_reward
+from envrl.env.openenv.generic import json_action
 from envrl.env.openenv.scores import score_of
 from envrl.errors import WorldError
 
@@ -29,6 +29,8 @@ _ENDED = f"{_REFUSED} It was the second in a row, which ends the game."
 class TextArena(Foreign):
     """A game is won if its last reward is 1; less is also paid where invalid moves ended it."""
 
+    title = "TextArenaAction"
+
     def __init__(self, local: Environment) -> None:
         super().__init__(local)
         self._score = score_of(local)
@@ -36,32 +38,27 @@ class TextArena(Foreign):
         self._said: str | None = None
         self._in_words = False
 
-    @classmethod
-    def speaks(cls, schema: Mapping[str, Any]) -> bool:
-        """By the name of the action's class."""
-        return bool(schema.get("action", {}).get("title") == "TextArenaAction")
-
     def action(self, call: ToolCall) -> dict[str, Any]:
         """The words that stand for the call, brackets included."""
         if call.name == "act":
             return self._sent(super().action(call), in_words=False)
         return self._sent({"message": self.local.format_action(call)}, in_words=False)
 
-    def spoken(self, text: str) -> dict[str, Any]:
+    def text_action(self, text: str) -> dict[str, Any]:
         """The text as it is, for the server to find the brackets in, unless args say how to parse it."""
-        parse = getattr(self.local, "to_action", json_action)
-        return self._sent({"message": text} if parse is json_action else parse(text), in_words=True)
+        asked = self.to_action is not json_action
+        return self._sent(self.to_action(text) if asked else {"message": text}, in_words=True)
 
-    def first(self, reply: Reply) -> Seen:
+    def read_reset(self, reply: Reply) -> Outcome:
         """The rules are left out for a kind of ours, which has its own."""
         self._transcript, self._said = "", None
         rules, *news = self._news(reply) or [""]
         if self._score is None:
-            return Seen("\n".join([rules, *news]), self.add(reply.reward), bool(reply.done), False)
+            return Outcome("\n".join([rules, *news]), self.add(reply.reward), bool(reply.done), False)
         text = self._score.begin(rules, "\n".join(news))
-        return Seen(text, self._score.reward, bool(reply.done), False, self._score.metrics)
+        return Outcome(text, self._score.reward, bool(reply.done), False, self._score.metrics)
 
-    def seen(self, reply: Reply) -> Seen:
+    def read_step(self, reply: Reply) -> Outcome:
         """A refused move is the model's mistake, also where the server passes over it in silence."""
         text, done = "\n".join(self._news(reply)), bool(reply.done)
         won = done and reply.reward == 1.0
@@ -73,7 +70,7 @@ class TextArena(Foreign):
         if self._score is not None:
             text = self._score.after(self._said or "", text, refused=refused, done=done, paid=reply.reward)
             reward, metrics = self._score.reward, {**self._score.metrics, **metrics}
-        return Seen(text, reward, done, won, metrics, self._mistake(text) if refused else None)
+        return Outcome(text, reward, done, won, metrics, self._mistake(text) if refused else None)
 
     def _mistake(self, text: str) -> Literal["parse", "call"]:
         return "parse" if self._in_words and " format" in text else "call"

@@ -42,7 +42,6 @@ class Sudoku(Environment):
         scoring: Literal["trl", "swift"] = "trl",
         judge: Literal["rules", "solution"] = "solution",
     ) -> None:
-        super().__init__()
         self.empties = empties
         self.hints = hints
         self.scoring = Scoring(scoring)

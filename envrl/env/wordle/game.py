@@ -33,7 +33,6 @@ class Wordle(Environment):
     def __init__(
         self, *, words: int | None = None, held_out: Annotated[float, Field(ge=0, lt=1)] = 0.2
     ) -> None:
-        super().__init__()
         self._words = load(words, held_out)
         self._secret = ""
         self._history: tuple[Guess, ...] = ()

@@ -41,7 +41,7 @@ def test_the_guides_lake_is_ours(play: Any, classes: Any, replies: list[str]) ->
     ours = play(replies, "env=frozen_lake", "scheduler=gym", *limits, groups=6)
     for one, other in zip(theirs, ours, strict=True):
         assert texts(one)[1:] == texts(other)[1:]
-        assert (one.score, one.stop) == (other.score, other.stop)
+        assert (one.reward, one.stop) == (other.reward, other.stop)
         assert [turn.reward for turn in one.turns] == [turn.reward for turn in other.turns]
     assert len({texts(episode)[1] for episode in theirs}) == 6
 
@@ -52,7 +52,7 @@ def test_the_guides_wordle(play: Any, classes: Any, dataset: Any) -> None:
     (episode,) = play(replies, "scheduler=gym", target, classes("wordle_classes"), rows)
     assert texts(episode)[:2] == ["Play Wordle.", "You have six guesses. Answer [word]."]
     assert texts(episode)[3::2] == ["'four' has not five letters", "GGGXG", "GGGGG"]
-    assert (episode.score, episode.success, episode.metrics["invalid"]) == (1.0, True, 1.0)
+    assert (episode.reward, episode.success, episode.metrics["invalid"]) == (1.0, True, 1.0)
 
 
 def test_a_row_reaches_it_as_it_was_written(play: Any, dataset: Any) -> None:
@@ -92,7 +92,7 @@ def test_a_step_hears_the_whole_talk_in_a_copy_of_its_own(play: Any) -> None:
 
 def test_infos_are_kept(play: Any) -> None:
     (episode,) = play(["one", "stop"], *DIARY)
-    assert episode.score == 1.0
+    assert episode.reward == 1.0
     assert [turn.reward for turn in episode.turns] == [0.5, 0.5]
     assert episode.metrics == {"page": 2.0}
     record = json.loads(json.dumps(episode.record()))
@@ -101,14 +101,14 @@ def test_infos_are_kept(play: Any) -> None:
 
 def test_five_parts_and_sync_methods_will_do(play: Any) -> None:
     (episode,) = play(["x"], "scheduler=gym", "env.custom.target=swift_classes:Modern")
-    assert (episode.stop, episode.score, episode.success) == (StopReason.DONE, 1.0, True)
+    assert (episode.stop, episode.reward, episode.success) == (StopReason.DONE, 1.0, True)
 
 
 def test_what_it_raises_is_the_worlds(play: Any) -> None:
     first, other = play(lambda episode, turn: "crash" if episode[-3] == "0" else "stop", *DIARY, members=2)
     assert first.stop is StopReason.ERROR
     assert "no ink left" in first.error
-    assert other.score == 0.5
+    assert other.reward == 0.5
 
 
 @pytest.mark.parametrize(

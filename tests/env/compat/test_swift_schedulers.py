@@ -54,7 +54,7 @@ def test_gym_scheduler_plays_as_ours_does(play: Any, classes: Any, replies: list
     ours = play(replies, "scheduler=gym", *lake, groups=6)
     for one, other in zip(theirs, ours, strict=True):
         assert vars(one.transcripts[0]) == vars(other.transcripts[0])
-        assert (one.score, one.stop) == (other.score, other.stop)
+        assert (one.reward, one.stop) == (other.reward, other.stop)
         assert [turn.reward for turn in one.turns] == [turn.reward for turn in other.turns]
         assert one.metrics == other.metrics
 
@@ -87,15 +87,15 @@ def test_the_guides_sudoku(play: Any, classes: Any) -> None:
     (episode,) = play(replies, *SUDOKU, *weights, classes("sudoku_classes"))
     total = (1 - 1 + 1 + 1) / 4 + (1 + 0 + 1 + 1) / 4 - 2 / 4 + 1 + 1
     assert episode.stop is StopReason.DONE
-    assert list(episode.scores) == ["format", "env"]
-    assert episode.score == pytest.approx(0.2 * 1 + total)
+    assert list(episode.rewards) == ["format", "env"]
+    assert episode.reward == pytest.approx(0.2 * 1 + total)
     assert episode.metrics["progress_reward"] == 1.0
     assert texts(episode)[:4] == ["Fill the grid; answer [row col number].", "432.", "[1 3 3]", "432."]
 
 
 def test_a_sudoku_without_a_move_in_it(play: Any, classes: Any) -> None:
     (episode,) = play(["I pass."], *SUDOKU, classes("sudoku_classes"))
-    assert (episode.stop, episode.score) == (StopReason.DONE, -1.0)
+    assert (episode.stop, episode.reward) == (StopReason.DONE, -1.0)
 
 
 def test_a_server_that_blocks_holds_up_nobody_else(play: Any, classes: Any, dataset: Any) -> None:
@@ -121,7 +121,7 @@ def test_hooks_are_called_in_their_order(play: Any, dataset: Any) -> None:
     assert episode.stop is StopReason.DONE
     assert episode.metrics == {"hints": 1.0}
     assert episode.extra["rollout_infos"] == {"hints": 1, "last": "Try again.", "num_turns": 2}
-    assert episode.scores["env"] is None
+    assert episode.rewards["env"] is None
 
 
 def test_limits_end_what_a_plugin_would_not(play: Any, dataset: Any) -> None:
@@ -198,7 +198,7 @@ def test_an_overridden_run(play: Any, chat: Any, dataset: Any) -> None:
 
 def test_a_run_around_the_default_one(play: Any) -> None:
     (episode,) = play(["one", "stop"], scheduler("Wrapped"), DIARY[1])
-    assert (episode.stop, episode.score) == (StopReason.DONE, 10.0)
+    assert (episode.stop, episode.reward) == (StopReason.DONE, 10.0)
     assert [turn.reward for turn in episode.turns] == [0.5, 9.5]
 
 
@@ -209,7 +209,7 @@ def test_one_that_breaks_leaves_its_siblings_alone(play: Any) -> None:
     first, other = play(lambda episode, turn: "crash" if episode[-3] == "0" else "stop", *DIARY, members=2)
     assert first.stop is StopReason.ERROR
     assert "no ink left" in first.error
-    assert (other.stop, other.score) == (StopReason.DONE, 0.5)
+    assert (other.stop, other.reward) == (StopReason.DONE, 0.5)
 
 
 def test_hooks_have_the_deadline_of_a_step(play: Any) -> None:

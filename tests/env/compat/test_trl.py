@@ -54,9 +54,9 @@ def test_a_game_and_its_three_rewards(play: Any, dataset: Any) -> None:
     assert answers(careless)[0] == "Error: 'four' has not five letters"
     assert [won.stop, lost.stop] == [StopReason.DONE, StopReason.NO_TOOL_CALL]
     assert [won.success, lost.success] == [True, False]
-    assert list(won.scores.values()) == [1.0 + 0.5 * (1 - 2 / 6), 0.0, None]
-    assert list(lost.scores.values()) == [0.0, 0.2, None]
-    assert list(careless.scores.values()) == [1.0 + 0.5 * (1 - 2 / 6), 0.0, -0.1]
+    assert list(won.rewards.values()) == [1.0 + 0.5 * (1 - 2 / 6), 0.0, None]
+    assert list(lost.rewards.values()) == [0.0, 0.2, None]
+    assert list(careless.rewards.values()) == [1.0 + 0.5 * (1 - 2 / 6), 0.0, -0.1]
 
 
 def test_each_episode_has_an_object_of_its_own_which_is_closed(play: Any) -> None:
@@ -97,7 +97,7 @@ def test_what_is_a_method_is_no_attribute(play: Any) -> None:
 def test_the_reward_is_asked_for_once_at_the_end(play: Any) -> None:
     (episode,) = play([call("look"), call("look"), "Enough."], target("Careful"), "env.custom.args.depth=2")
     assert episode.host.environment.unwrapped.asked == 1
-    assert (episode.env_reward, episode.score) == (0.5, 0.5)
+    assert (episode.env_reward, episode.reward) == (0.5, 0.5)
     assert [turn.reward for turn in episode.turns] == [None, None, 0.5]
 
 
@@ -105,7 +105,7 @@ def test_everything_may_be_async(play: Any) -> None:
     (episode,) = play([call("look"), "Enough."], target("Async"), "env.custom.prompt=Hi.")
     assert episode.messages[0]["content"] == "Hi.\n\nhello"
     assert answers(episode) == ["an async room"]
-    assert episode.score == 0.5
+    assert episode.reward == 0.5
     own = episode.host.environment.unwrapped
     assert own.closed
     assert own.threads == {threading.get_ident()}
@@ -130,9 +130,9 @@ def test_a_lake_scores_itself(play: Any) -> None:
     for episode in episodes:
         own = episode.host.environment.unwrapped
         assert own.asked == 1
-        assert episode.score == float(own.board.success)
+        assert episode.reward == float(own.board.success)
         assert episode.stop is (StopReason.DONE if own.done else StopReason.NO_TOOL_CALL)
-    assert {episode.score for episode in episodes} == {0.0, 1.0}
+    assert {episode.reward for episode in episodes} == {0.0, 1.0}
 
 
 def test_a_sudoku_scores_by_columns(play: Any) -> None:
@@ -140,7 +140,7 @@ def test_a_sudoku_scores_by_columns(play: Any) -> None:
     moves = [(1, 3, 3), (1, 3, 3), (3, 2, 1), (4, 4, 1)]
     replies = [call("place", row=row, col=col, number=number) for row, col, number in moves]
     (episode,) = play(replies, "env.custom.target=sudoku_classes:SudokuEnv", terms)
-    assert list(episode.scores.values()) == [1.0, 1.0, -1.0]
+    assert list(episode.rewards.values()) == [1.0, 1.0, -1.0]
     assert [turn.reward for turn in episode.turns] == [0.0, 0.0, 0.0, 1.0]
 
 

@@ -11,7 +11,8 @@ from served import Serve, answers, serving  # type: ignore[import-not-found]
 
 from envrl import compose
 from envrl.env import ToolCall, make
-from envrl.env.openenv.adapters import ADAPTERS, Generic, adapter_class, as_text, json_action
+from envrl.env.openenv.adapters import ADAPTERS, adapter_class
+from envrl.env.openenv.generic import Generic, as_text, json_action
 from envrl.errors import ConfigError
 
 
@@ -38,7 +39,7 @@ def test_observations_are_json_in_the_languages_they_have() -> None:
 
 def test_both_ways_can_be_replaced() -> None:
     local = make("openenv", parse_action="json:loads", format_observation="builtins:repr")
-    assert Generic(local).spoken('{"a": 1}') == {"a": 1}
+    assert Generic(local).text_action('{"a": 1}') == {"a": 1}
     assert local.to_text({"a": 1}) == "{'a': 1}"  # type: ignore[attr-defined]
     assert Generic(local).action(ToolCall("act", {"action": {"b": 2}})) == {"b": 2}
     with pytest.raises(ConfigError, match=r"env\.openenv\.args: parse_action: .*nowhere"):
@@ -97,7 +98,7 @@ def test_a_model_that_writes_json_plays_any_server(remotely: Any, serve: Serve) 
     assert "message: Extra inputs are not permitted" in garbage
     assert "arguments: Input should be a valid dictionary" in ill_typed
     assert json.loads(won)["text"] == "right"
-    assert (episode.score, [turn.failures for turn in episode.turns]) == (1.0, [1, 1, 0])
+    assert (episode.reward, [turn.failures for turn in episode.turns]) == (1.0, [1, 1, 0])
 
 
 def test_a_server_of_ours_explains_itself_to_strangers(remotely: Any, serve: Serve) -> None:
@@ -107,7 +108,7 @@ def test_a_server_of_ours_explains_itself_to_strangers(remotely: Any, serve: Ser
         (spoken,) = remotely(["[zebra]", "[crane]"], *OPENENV, url=url)
         (called,) = remotely([act], "env=openenv", url=url)
     assert answers(spoken) == ["not zebra", "right"]
-    assert (spoken.score, called.score) == (1.0, 1.0)
+    assert (spoken.reward, called.reward) == (1.0, 1.0)
     assert "Guess the word." in called.messages[0]["content"]
     assert '"name": "guess"' in called.messages[0]["content"]
 
@@ -141,7 +142,7 @@ def test_reward_and_done_are_read_beside_the_observation(
     ):
         (episode,) = remotely(["{}", "{}"], *OPENENV, "env.openenv.adapter=generic", url=url)
     assert [turn.reward for turn in episode.turns] == [None, 0.7]
-    assert (episode.score, episode.stop) == (0.7, "done")
+    assert (episode.reward, episode.stop) == (0.7, "done")
     assert not [r for r in caplog.records if "sends no" in r.getMessage()]
 
 
@@ -151,7 +152,7 @@ def test_what_is_missing_there_is_said_once(remotely: Any, caplog: pytest.LogCap
         (episode,) = remotely(
             ["{}", "{}"], *OPENENV, "env.openenv.adapter=generic", "scheduler.max_turns=2", url=url
         )
-    assert (episode.score, episode.stop) == (None, "max_turns")
+    assert (episode.reward, episode.stop) == (None, "max_turns")
     assert [
         r for r in caplog.records if "sends no reward and no done beside the observation" in r.getMessage()
     ][1:] == []

@@ -49,7 +49,7 @@ def test_a_server_that_dies_takes_down_no_run(tmp_path: Path, chat: Chat) -> Non
         await source.prepare(4)
         first = pid_of(source)
         episodes = await play(source, spec, chat, reply, members=4, delay_s=0.01)
-        assert [episode.score for episode in episodes] == [1.0] * 4
+        assert [episode.reward for episode in episodes] == [1.0] * 4
         assert episodes[0].retries > 0
         assert [len(episode.turns) for episode in episodes] == [3] * 4  # nobody went on in a fresh game
         assert pid_of(source) != first

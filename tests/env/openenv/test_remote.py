@@ -15,7 +15,8 @@ from served import Serve, active, answers, eventually, game, play, serving  # ty
 from envrl import compose
 from envrl.env.openenv.pool import Pool
 from envrl.env.openenv.sessions import ServerError
-from envrl.env.openenv.source import Elsewhere, OpenEnvSource, episodes_at_once
+from envrl.env.openenv.source import OpenEnvSource, RunningServer
+from envrl.env.sources import episodes_at_once
 from envrl.errors import StageError
 from envrl.model.chat import Chat
 from envrl.spec import EnvSpec, SessionSpec
@@ -80,7 +81,7 @@ def test_episodes_overlap_and_end_apart(remotely: Any, tricky: str) -> None:
         return call(words[member] if turn == 0 else "crane")  # type: ignore[no-any-return]
 
     episodes = remotely(reply, url=tricky, members=8)
-    assert [episode.score for episode in episodes] == [1, 1, 1, 1, None, 1, None, 1]
+    assert [episode.reward for episode in episodes] == [1, 1, 1, 1, None, 1, None, 1]
     assert "env custom, turn 1: the server says RuntimeError: server gone" in episodes[4].error
     assert "reward is nan" in episodes[6].error
     assert "not allowed" in answers(episodes[5])[0]
@@ -105,7 +106,7 @@ def test_an_episode_leaves_no_trace_in_the_next(tmp_path: Path, chat: Chat) -> N
             await source.close()
 
     first, second = asyncio.run(twice())
-    assert (first.score, second.score) == (0.25, 0.0)
+    assert (first.reward, second.reward) == (0.25, 0.0)
     assert "seed 1" in first.messages[0]["content"]
     assert "seed 2" in second.messages[0]["content"]
 
@@ -118,7 +119,7 @@ def test_nothing_is_held_after_many_broken_episodes(tmp_path: Path, chat: Chat, 
         source = OpenEnvSource("custom", spec, tmp_path)
         for _ in range(10):
             episodes = await play(source, spec, chat, one_crashes, members=4)
-            assert [episode.score for episode in episodes] == [None, 1, 1, 1]
+            assert [episode.reward for episode in episodes] == [None, 1, 1, 1]
         await source.close()
 
     def one_crashes(episode: str, turn: int) -> str:
@@ -133,7 +134,7 @@ def test_nothing_is_held_after_many_broken_episodes(tmp_path: Path, chat: Chat, 
 def test_games_that_block_or_await_are_played_at_once(remotely: Any, serve: Serve, target: str) -> None:
     with serve(target) as url:
         episodes = remotely([call("zebra"), call("crane")], f"env.custom.target={target}", url=url, members=8)
-    assert [episode.score for episode in episodes] == [1.0] * 8
+    assert [episode.reward for episode in episodes] == [1.0] * 8
 
 
 def test_a_reward_that_is_worked_out_at_the_end_arrives(remotely: Any, serve: Serve) -> None:
@@ -143,13 +144,13 @@ def test_a_reward_that_is_worked_out_at_the_end_arrives(remotely: Any, serve: Se
     with serve("served:Adder") as url:
         episodes = remotely([add, "Done."], *overrides, "reward.terms=[served:rewards]", url=url, members=4)
     assert [episode.env_reward for episode in episodes] == [1.0] * 4
-    assert [episode.score for episode in episodes] == [5.0] * 4
+    assert [episode.reward for episode in episodes] == [5.0] * 4
 
 
 def test_an_environment_that_raised_is_not_used_again(tmp_path: Path, serve: Serve) -> None:
     async def take_turns(url: str) -> None:
         settings = SessionSpec(capacity=1)
-        pool = Pool("custom", Elsewhere(url), settings, limit=1, reuse=True)
+        pool = Pool("custom", RunningServer(url), settings, limit=1, reuse=True)
         seen = []
         for word in ("zebra", "crash", "zebra", "refuse", "zebra"):
             session = await pool.take()
@@ -178,7 +179,7 @@ def test_a_step_past_its_deadline_takes_its_session_along(remotely: Any, serve: 
             return call("hang" if member == 0 else "crane")  # type: ignore[no-any-return]
 
         episodes = remotely(reply, *overrides, url=url, members=6)
-        assert [episode.score for episode in episodes] == [None, 1, 1, 1, 1, 1]
+        assert [episode.reward for episode in episodes] == [None, 1, 1, 1, 1, 1]
         assert "env custom, turn 1: guess took longer than 1 s; raise scheduler.step_timeout_s" in str(
             episodes[0].error
         )
@@ -188,7 +189,7 @@ def test_a_step_past_its_deadline_takes_its_session_along(remotely: Any, serve: 
 def test_a_server_may_be_deaf_while_it_computes(remotely: Any, tricky: str) -> None:
     """No keepalive cuts it off, unless one is asked for (OpenEnv#875)."""
     (patient,) = remotely([call("block"), call("crane")], url=tricky)
-    assert (patient.stop, patient.score) == (StopReason.DONE, 1.0)
+    assert (patient.stop, patient.reward) == (StopReason.DONE, 1.0)
     (cut,) = remotely([call("block")] * 9, "env.custom.sessions.ping_interval_s=0.1", url=tricky)
     assert "the session at" in cut.error
     assert "keepalive" in cut.error
@@ -198,7 +199,7 @@ def test_more_episodes_than_the_server_has_room_for(remotely: Any, serve: Serve)
     with serve(capacity=1) as url:
         for overrides in ([], ["env.custom.sessions.capacity=1"]):
             episodes = remotely([call("zebra"), call("crane")], *overrides, url=url, members=8)
-            assert [episode.score for episode in episodes] == [1.0] * 8
+            assert [episode.reward for episode in episodes] == [1.0] * 8
         assert eventually(lambda: active(url) == 0)
 
 

@@ -13,7 +13,7 @@ from envrl import compose, run
 LIGHT = """
 import sys
 from envrl import compose, run
-from envrl.env.openenv.source import sources
+from envrl.env.sources import sources
 from envrl.stage.base import Run
 spec = compose()
 for source in sources(spec, spec.output_dir).values():

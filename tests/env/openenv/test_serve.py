@@ -13,7 +13,9 @@ from urllib.request import Request, urlopen
 import pytest
 from served import Serve, eventually  # type: ignore[import-not-found]
 
-from envrl.serve import main
+from envrl import compose
+from envrl.env.sources import episodes_at_once
+from envrl.serve import OPTIONS, main, served_spec
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,7 @@ def test_a_session_that_ends_closes_its_environment(serve: Serve) -> None:
 def test_help_answers_at_once() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "envrl.serve", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "capacity=64" in done.stdout
+    assert "capacity=1024" in done.stdout
     assert not {"openenv", "hydra", "pydantic", "torch"} & {
         line.rpartition("|")[2].strip() for line in done.stderr.splitlines()
     }
@@ -96,6 +98,10 @@ def test_help_answers_at_once() -> None:
         (["env=frozenlake"], "unknown 'frozenlake'"),
         (["port=x"], "port: must be a positive integer (got 'x'); mend: port=8000"),
         (["env=[frozen_lake,custom]", "env.custom.target=games:Guess"], "a server has one environment"),
+        (
+            ["env=openenv", "env.openenv.url=http://x"],
+            "kind=openenv has no game to serve; mend: env=<the game",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_refused(
@@ -103,6 +109,25 @@ def test_what_cannot_be_served_is_refused(
 ) -> None:
     assert main(arguments) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scheduler", ["tool_calling", "gym"])
+@pytest.mark.parametrize("target", ["served:Adder", "none"])
+def test_what_no_run_could_play_with_its_scheduler_is_served(target: str, scheduler: str) -> None:
+    """Both faces are; which of them is played is the client's choice."""
+    spec = served_spec(
+        ["env=custom", f"env.custom.target={target}", f"scheduler={scheduler}", "stages=[train]"]
+    )
+    assert spec.env["custom"].target == target
+
+
+def test_what_has_no_tasks_of_its_own_is_served() -> None:
+    """The client's rows are."""
+    assert served_spec(["env=tools"]).env["tools"].kind == "tools"
+
+
+def test_a_default_server_has_room_for_a_default_run() -> None:
+    assert int(OPTIONS["capacity"]) >= episodes_at_once(compose(["env=wordle"]), "wordle")
 
 
 def test_the_command_line_serves() -> None:

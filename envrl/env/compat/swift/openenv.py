@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from envrl.env.compat.swift.multi_turn import Choice, GYMScheduler, Request, multi_turns
+from envrl.env.openenv.generic import as_text, json_action
+from envrl.errors import SessionLost
+from envrl.spec import SessionSpec
 
 _RESETS = 3
 """Connections that are tried before a reset is given up."""
@@ -20,7 +22,8 @@ class OpenEnvWrapper:
     """One session of an OpenEnv server. All methods block, so they belong into a thread.
 
     `env_config` has `base_url` and `reset_kwargs`; a `seed` of its own is sent along. A reset is tried
-    again over a new connection. A step never is: behind a new connection waits another game.
+    again over a new connection. A step never is: behind a new connection waits another game, so where
+    the old one is gone a step raises SessionLost.
     """
 
     def __init__(self, env_config: dict[str, Any]) -> None:
@@ -38,7 +41,7 @@ class OpenEnvWrapper:
             try:
                 result = self._connected().reset(**self.reset_kwargs)
                 return result.observation, getattr(result, "metadata", None)
-            except OSError:  # what a connection raises that is refused, lost or late
+            except (OSError, SessionLost):  # refused, late or lost
                 self.close()
                 if attempt == _RESETS:
                     raise
@@ -49,12 +52,16 @@ class OpenEnvWrapper:
 
         An action that the server cannot read is the model's mistake, and the refusal its observation.
         """
+        from envrl.env.openenv.sessions import INVALID_ACTION, ServerError
+
+        if self._client is None:
+            raise SessionLost(f"no session at {self.base_url}: reset comes first")
         try:
-            result = self._connected().step(action_dict)
-        except RuntimeError as error:  # all that openenv's client makes of a server's answer
-            if "VALIDATION_ERROR" not in str(error):
+            result = self._client.step(action_dict)
+        except ServerError as error:
+            if error.code != INVALID_ACTION:
                 raise
-            return {"error": str(error)}, 0.0, False, None
+            return {"error": error.message}, 0.0, False, None
         metadata = getattr(result, "metadata", None)
         return result.observation, float(result.reward or 0.0), bool(result.done), metadata
 
@@ -66,9 +73,9 @@ class OpenEnvWrapper:
 
     def _connected(self) -> Any:
         if self._client is None:
-            from openenv.core.generic_client import GenericEnvClient  # seconds
+            from envrl.env.openenv.sessions import Session  # imports openenv
 
-            self._client = GenericEnvClient(base_url=self.base_url).sync()
+            self._client = Session(self.base_url, SessionSpec()).sync()
             self._client.connect()
         return self._client
 
@@ -100,18 +107,11 @@ class OpenEnvScheduler(GYMScheduler):
 
     def parse_action(self, text: str) -> Any:
         """A JSON object as it stands, out of a code fence where there is one; else `{"message": text}`."""
-        text = text.strip()
-        if text.startswith("```") and text.endswith("```") and "\n" in text:
-            text = text.partition("\n")[2].removesuffix("```").strip()
-        try:
-            action = json.loads(text)
-        except ValueError:
-            return {"message": text}
-        return action if isinstance(action, dict) else {"message": str(action)}
+        return json_action(text)
 
     def format_observation(self, observation: Any) -> str:
-        """JSON."""
-        return json.dumps(observation, ensure_ascii=False, default=str)
+        """JSON, a string as it is."""
+        return as_text(observation)
 
     def _create_env(self, env_config: dict[str, Any]) -> Any:
         return OpenEnvWrapper(env_config)
