@@ -80,9 +80,14 @@ def test_a_board_looks_as_in_textarena() -> None:
         (LADDER[:-1], "81 characters over 1-9"),
         (LADDER[:-1] + "x", "81 characters over 1-9"),
         (LADDER, "no cell is empty"),
-        ("." * 81, "one solution is needed, several fit"),
+        ("." * 81, "17 givens or more, got 0"),
+        (LADDER[:27] + "." * 54, "one solution is needed, several fit"),
         ("11" + LADDER[2:], "1 at row 1, column 2 breaks the rules"),
-        ("12345678." + "." * 8 + "9" + "." * 63, "one solution is needed, none fit"),
+        ("12345678." + "." * 8 + "9" + "." * 54 + "21436587.", "one solution is needed, none fit"),
+        (
+            ".....5.8....6.1.43..........1.5........1.6...3.......553.....61........4.........",
+            "too hard to tell",
+        ),
     ],
 )
 def test_a_bad_board_is_refused(text: str, reason: str) -> None:
