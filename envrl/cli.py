@@ -44,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if full_error or not is_refusal(error):
             raise
         return _complain(refusal(error), 2)
+    failed = [str(job) for job, status in enumerate(statuses) if status]
+    if failed and len(statuses) > 1:
+        _complain(f"{len(failed)} of {len(statuses)} jobs failed: {', '.join(failed)}", 1)
     return max(statuses, default=0)
 
 

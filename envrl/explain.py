@@ -21,6 +21,8 @@ _EXAMPLES = {
     "int": "<integer>", "float": "<number>", "bool": "true|false", "string": "'\"<text>\"'",
     "list": "[...]", "dict": "{...}", "model": "{...}", "path": "<path>",
 }  # fmt: skip
+_UNION = re.compile(r"(dict|list)\[")
+"""What pydantic puts into a path where a value may have one of several types."""
 
 
 def is_refusal(error: Exception) -> bool:
@@ -60,7 +62,9 @@ def _unparsed(override: str) -> str:
 def problems(error: ValidationError, data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(override path, line) for all that pydantic refuses in a composition."""
     for e in error.errors(include_url=False):
-        loc = [part for part in e["loc"] if part != "[key]"]
+        if _UNION.match(str(e["loc"][-1])) and isinstance(e["input"], dict | list):
+            continue  # the type that it is has judged it, too
+        loc = [part for part in e["loc"] if part != "[key]" and not _UNION.match(str(part))]
         keys = [str(part) for part in loc if not isinstance(part, int)]
         path = ".".join(keys)
         index = "".join(f"[{part}]" for part in loc if isinstance(part, int))
@@ -101,6 +105,7 @@ def _line(path: str, index: str, e: Any) -> str:
         return f"{path}: must not be empty; mend: {path}=[...]"
     bound = context.get("ge", context.get("le"))
     example = _EXAMPLES.get(kind.split("_")[0], "...") if bound is None else bound
+    example = f"[{example}, ...]" if index else example
     says = e["msg"].replace("Input should be", "must be").replace("Input should", "must")
     return f"{path}{index}: {says} (got {_short(value)}); mend: {path}={example}"
 

@@ -12,15 +12,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from envrl.env import CUSTOM, build, environment_class, kinds
-from envrl.env.base import Environment, has_solver
+from envrl.env.base import Environment, has_solver, unreadable
 from envrl.env.compat.swift.adapter import SwiftEnvironment
 from envrl.env.openenv.adapters import ADAPTERS, AUTO
 from envrl.errors import ConfigError, unknown
 from envrl.importing import load_plugin
 from envrl.reward import resolve
-from envrl.rollout.rows import faults
+from envrl.rollout.rows import faults, misfit
 from envrl.scheduler import SwiftScheduler, scheduler_class
 from envrl.scheduler.swift import unfit
 from envrl.spec import Backend, EnvSpec, RunSpec, SchedulerKind, SchedulerSpec, Stage
@@ -125,8 +126,9 @@ def _backend(key: str, spec: RunSpec) -> Iterator[str]:
         if env.backend is not backend and value is not None:
             shown = f"{path}.backend is {env.backend} (got {value!r})"
             yield f"{path}.{field}: {shown}; mend: {path}.backend={backend}, or {path}.{field}=null"
-    if env.url is not None and not re.match(r"(https?|wss?)://[^/]", env.url):
-        yield f"{path}.url: must begin with http:// or https:// (got {env.url!r}); mend: {path}.url=http://..."
+    if env.url is not None and not _is_address(env.url):
+        must = "must be http:// or https://, a host, and a port below 65536 if any"
+        yield f"{path}.url: {must} (got {env.url!r}); mend: {path}.url=http://..."
     choices = [AUTO, *ADAPTERS] if env.backend in remote else [AUTO]
     if env.adapter not in choices:
         line = unknown(f"{path}.adapter", env.adapter, choices)
@@ -137,6 +139,14 @@ def _backend(key: str, spec: RunSpec) -> Iterator[str]:
         if env.backend is not Backend.IN_PROCESS and issubclass(scheduler_class(scheduler), SwiftScheduler):
             here = f"{scheduler.target} opens its environment in this process (got {env.backend})"
             yield f"{path}.backend: {here}; mend: {path}.backend=in_process"
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(re.fullmatch(r"(https?|wss?)://\S+", url) and parts.hostname and parts.port != 0)
+    except ValueError:  # a port that is none, or half an IPv6 address
+        return False
 
 
 def _judge_class(key: str, env: EnvSpec) -> None:
@@ -160,6 +170,10 @@ def _face(key: str, spec: RunSpec, environment: Environment) -> Iterator[str]:
         yield f"env.{key}: {cls.__name__} hears text, not tool calls; mend: scheduler=gym"
     if scheduler.kind is SchedulerKind.GYM and cls.parse_action is Environment.parse_action:
         yield f"env.{key}: {cls.__name__} has no parse_action for scheduler=gym; mend: scheduler=tool_calling"
+    if scheduler.kind is SchedulerKind.TOOL_CALLING:
+        for name, function in environment.tools().items():
+            if fault := unreadable(function):
+                yield f"env.{key}: tool {name} of {cls.__name__} {fault}; mend: write it"
     if scheduler.kind is SchedulerKind.TOOL_CALLING and not environment.tools():
         yield f"env.{key}: {cls.__name__} has no @tool for scheduler=tool_calling; mend: scheduler=gym"
 
@@ -176,15 +190,26 @@ def _tasks(key: str, spec: RunSpec, environment: Environment) -> Iterator[str]:
     """Whether there is something to play: sound rows of a dataset, or tasks of the environment's own."""
     path = f"env.{key}.dataset"
     if spec.env[key].dataset is None:
-        if spec.plays and environment.tasks(held_out=False) == []:
+        tasks = environment.tasks(held_out=False) if spec.plays else None
+        if tasks == []:
             mend = f"{path}=<file> env.{key}.reward=[answer]"
             yield f"env.{key}: {type(environment).__name__} has no tasks without a dataset; mend: {mend}"
+        if spec.plays and tasks is None and (missing := misfit((), type(environment).reset)):
+            yield f"env.{key}: {missing}, which only a dataset has; mend: {path}=<file>"
         return
+    reset = environment.reset if _is_our_game(spec.env[key], environment) else None
     try:
-        for line in islice(faults(key, spec.env, evaluated=spec.evaluates), _BAD_ROWS):
+        for line in islice(faults(key, spec.env, evaluated=spec.evaluates, reset=reset), _BAD_ROWS):
             yield f"{path}: {line}"
     except ConfigError as error:
         yield f"{path}: {error}; mend: {path}=<a local .jsonl or .parquet file>"
+
+
+def _is_our_game(env: EnvSpec, environment: Environment) -> bool:
+    """Whether reset does nothing but look at its row."""
+    ours = type(environment).__module__.startswith("envrl.env.")
+    here = env.backend in (Backend.IN_PROCESS, Backend.SERVER)
+    return ours and here and not isinstance(environment, SwiftEnvironment)
 
 
 def _scheduler(spec: RunSpec) -> Iterator[str]:
@@ -208,6 +233,9 @@ def _rewards(spec: RunSpec) -> Iterator[str]:
                 yield f"{path}: {error}; mend: {path}=[env]"
         if not terms:
             yield f"{path}: no terms (got []); mend: {path}=[env]"
+        elif len(once := list(dict.fromkeys(terms))) < len(terms):
+            shown = f"got [{','.join(terms)}]"
+            yield f"{path}: a term stands more than once ({shown}); mend: {path}=[{','.join(once)}]"
     known = {term for terms in used.values() for term in terms or []}
     weights = spec.reward.weights
     if isinstance(weights, list):

@@ -29,7 +29,7 @@ KEEPALIVE: dict[str, Any] = {"ws_ping_interval": 60.0, "ws_ping_timeout": 600.0}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves until it is stopped; 2 where the composition cannot be served."""
+    """Serves until it is stopped, by Ctrl-C with 130; 2 where the composition cannot be served."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["--child"]:
         return child(json.loads(given[1]))
@@ -41,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print("envrl.serve: " + str(error).replace("\n", "\n             "), file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def public(given: Sequence[str]) -> int:
@@ -56,6 +58,7 @@ def public(given: Sequence[str]) -> int:
     port, capacity = (_positive(name, options[name]) for name in ("port", "capacity"))
     spec = served_spec(overrides)
     ((key, env),) = spec.env.items()
+    _judge_address(options["host"], port)
     from envrl.env.openenv.hosting import app  # heavy, so only for a spec that is valid
 
     served = app(key, env, capacity=capacity, step_timeout_s=spec.scheduler.step_timeout_s)
@@ -113,6 +116,18 @@ def _end_with_parent() -> None:
     """The parent never writes into this pipe: it ends when the parent does."""
     os.read(0, 1)
     os.killpg(0, signal.SIGKILL)
+
+
+def _judge_address(host: str, port: int) -> None:
+    """Raises ConfigError where nobody can listen there."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # uvicorn does not wait, either
+            probe.bind((host, port))
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        mend = "port=<a free one>, or host=127.0.0.1|0.0.0.0"
+        raise ConfigError(f"port: cannot listen at {host}, port {port}: {reason}; mend: {mend}") from error
 
 
 def _positive(name: str, value: str) -> int:

@@ -62,8 +62,8 @@ class Moody(Guess):
             raise RuntimeError("server gone")
         if word == "refuse":
             raise ValueError("that is not allowed")
-        if word == "nan":
-            self.reward = float("nan")
+        if word in ("nan", "inf", "-inf"):
+            self.reward = float(word)
         if word == "unscored":
             self.reward = None
         if word == "raise":
@@ -155,6 +155,13 @@ class Rated(Guess):
             raise ConnectionError("no route to the game")
         self.reward = reward
         return None
+
+
+class Wordless(Guess):
+    """Starts with an object."""
+
+    def reset(self, *, seed: int | None = None, **row: Any) -> Any:
+        return {"board": seed}
 
 
 class Fading(Guess):

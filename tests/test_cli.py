@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from small import game, lake  # type: ignore[import-not-found]
 
 from envrl.cli import main
@@ -92,6 +93,40 @@ def test_a_sweep_judges_every_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", "grpo.steps=0,-1", "env=frozen_lake,[frozen_lake,custom]"]) == 2
     said = capsys.readouterr().err
     assert [f"job {job}: " in said for job in range(5)] == [True, True, True, True, False]
+
+
+def test_a_sweep_goes_on_after_a_job_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    """And says at the end which did; each has a traceback of its own in its log (hydra#2284)."""
+    games = game("Guess,games:Unreachable,games:Moody", "stages=[evaluate]", "rollout.retries=0")
+    assert main(["-m", *games]) == 1
+    said = capsys.readouterr().err
+    assert "envrl: job 1: 8 of 8 episodes ended as error" in said
+    assert said.splitlines()[-1] == "envrl: 1 of 3 jobs failed: 1"
+    runs = {}
+    for spec in Path("outputs").glob("custom-*/spec.yaml"):
+        status = json.loads((spec.parent / "summary.json").read_text())["status"]
+        traced = "no route to the game" in (spec.parent / "run.log").read_text().partition("Traceback")[2]
+        runs[yaml.safe_load(spec.read_text())["env"]["custom"]["target"]] = (status, traced)
+    good = ("ok", False)
+    assert runs == {"games:Guess": good, "games:Unreachable": ("failed", True), "games:Moody": good}
+
+
+SIGNS = 'a|b #1 {x} = "q", 你好'
+PROMPT = "env.frozen_lake.prompt=" + '"' + SIGNS.replace('"', '\\"') + '"'
+MINE = f"# @package _global_\nenv:\n  frozen_lake:\n    prompt: '{SIGNS}'\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--config-dir", ".", "recipe=mine"], [PROMPT], ["-m", f"{PROMPT},plain"]]
+)
+def test_signs_and_letters_are_saved_as_they_were_given(arguments: list[str]) -> None:
+    """From a YAML file, a quoted override and a sweep (hydra#1843)."""
+    Path("recipe").mkdir()
+    Path("recipe/mine.yaml").write_text(MINE)
+    assert main([*arguments, "stages=[report]"]) == 0
+    saved = [yaml.safe_load(file.read_text()) for file in Path("outputs").glob("frozen_lake-*/spec.yaml")]
+    prompts = {spec["env"]["frozen_lake"]["prompt"] for spec in saved}
+    assert prompts == ({SIGNS, "plain"} if "-m" in arguments else {SIGNS})
 
 
 def test_help_lists_groups_and_options(capsys: pytest.CaptureFixture[str]) -> None:

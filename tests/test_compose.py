@@ -152,7 +152,12 @@ BAD = {
     "reward.terms=[succes]": "unknown 'succes'; did you mean success?",
     "reward.terms=[nowhere:f]": "cannot import nowhere",
     "reward.terms=[]": "reward.terms: no terms",
+    "reward.terms=[env,env]": "a term stands more than once (got [env,env]); mend: reward.terms=[env]",
+    "reward.terms=[envrl.reward.terms:total]": "must take a record, or the columns of a group and **kwargs",
     "reward.weights={sucess: 2}": "reward.weights: unknown 'sucess'",
+    "reward.weights={env: x}": "reward.weights.env: must be a valid number",
+    "reward.weights=[x]": "reward.weights[0]: must be a valid number",
+    "reward.weights=1": "reward.weights: must be a valid list (got 1); mend: reward.weights=[...]",
     "scheduler.target=nowhere:Loop": "scheduler.target: cannot import nowhere",
     "scheduler.target=envrl.spec:RunSpec": "envrl.spec:RunSpec is no finished envrl.scheduler.Scheduler",
     "plugins=[nowhere]": "plugins: cannot import nowhere",
@@ -179,6 +184,25 @@ def test_bad_input_says_what_and_how_to_mend_it(override: str) -> None:
     assert BAD[override] in text
     assert "Traceback" not in text
     assert time.perf_counter() - started < 2
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        "scheduler.max_turns",
+        "scheduler.max_turn_tokens",
+        "scheduler.step_timeout_s",
+        "scheduler.episode_timeout_s",
+        "rollout.max_inflight",
+        "env.frozen_lake.max_turns",
+        "env.frozen_lake.sessions.capacity",
+        "env.frozen_lake.sessions.ping_interval_s",
+    ],
+)
+def test_zero_is_not_taken_for_no_limit(limit: str) -> None:
+    """(trl#6423)"""
+    assert f"{limit}: must be greater than" in refused(f"{limit}=0")
+    compose([f"{limit}=null"])
 
 
 def test_greedy_play_is_not_sampled_twice() -> None:

@@ -181,9 +181,36 @@ def test_a_run_that_broke_before_its_first_checkpoint_counts_every_step_once() -
     assert summary.train["episodes"] == 4 * 2 * 4
 
 
+def test_a_run_resumed_in_its_second_epoch_plays_the_rows_of_an_unbroken_one() -> None:
+    """(ms-swift#10050)"""
+    Path("rows.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(5)))
+    Path("stumble.py").write_text(
+        "from pathlib import Path\n"
+        "from envrl.errors import StageError\n"
+        "def term(record):\n"
+        "    if record['name'].startswith('train/4/') and not Path('again').exists():\n"
+        "        raise StageError('stumbled')\n"
+        "    return record['env_reward']\n"
+    )
+    epochs = ["stages=[train]", "grpo.steps=5", "env.custom.dataset=rows.jsonl", "plugins=[stumble.py]"]
+    overrides = game("Guess", *epochs, "reward.terms=[envrl_plugin_stumble:term]")
+    with pytest.raises(StageError, match="stumbled"):
+        run(compose([*overrides, "output_dir=cut"]))
+    Path("again").touch()
+    for name in ("cut", "whole"):
+        run(compose([*overrides, f"output_dir={name}"]))
+    cut, whole = (
+        [(e["name"], e["row"], e["seed"]) for e in read_jsonl(Path(name, "episodes.jsonl"))]
+        for name in ("cut", "whole")
+    )
+    assert cut == whole
+    assert len({row["n"] for _, row, _ in whole}) == 5
+    assert len({seed for *_, seed in whole}) == 10
+
+
 def test_ranks_share_one_run_however_late_one_of_them_starts() -> None:
     Path("late.py").write_text("import os, time\ntime.sleep(2 * int(os.environ.get('RANK', 0)))\n")
-    overrides = lake("stages=[warm_start,train,evaluate]", "plugins=[late.py]", "output_dir=ranks")
+    overrides = lake("stages=[warm_start,train,evaluate]", "plugins=[late.py]", "name=ranks")
     launch = [
         sys.executable,
         "-m",
@@ -197,9 +224,9 @@ def test_ranks_share_one_run_however_late_one_of_them_starts() -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in Path().iterdir() if path.is_dir()} == {"outputs", "ranks"}
+    assert list(Path().rglob("*.yaml")) == [Path("outputs/ranks/spec.yaml")]
     run(compose(lake("stages=[warm_start,train,evaluate]", "plugins=[late.py]", "output_dir=alone")))
-    ranks, alone = read_jsonl(Path("ranks/metrics.jsonl")), read_jsonl(Path("alone/metrics.jsonl"))
+    ranks, alone = read_jsonl(Path("outputs/ranks/metrics.jsonl")), read_jsonl(Path("alone/metrics.jsonl"))
     assert [line["step"] for line in ranks] == [1, 2, 3, 4]
     for together, single in zip(ranks, alone, strict=True):
         assert together["episodes"] == single["episodes"]

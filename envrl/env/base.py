@@ -9,6 +9,7 @@ that the environment ended the episode, and `success` (solved?) is kept apart fr
 from __future__ import annotations
 
 import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -141,6 +142,23 @@ def tool_names(environment: type[Environment]) -> tuple[str, ...]:
     for cls in reversed(environment.__mro__):
         names.update((name, None) for name, value in vars(cls).items() if hasattr(value, "_envrl_tool"))
     return tuple(name for name in names if hasattr(getattr(environment, name), "_envrl_tool"))
+
+
+def unreadable(function: Callable[..., Any]) -> str | None:
+    """What a model would miss in a tool: a Google docstring that has all arguments, and type hints."""
+    text = inspect.getdoc(function)
+    if not text:
+        return "has no docstring for the model to read"
+    try:
+        hints = get_type_hints(function)
+    except (NameError, AttributeError, TypeError, SyntaxError) as error:
+        return f"has type hints that cannot be read ({type(error).__name__}: {error})"
+    names = list(inspect.signature(function).parameters)
+    if untyped := [name for name in names if name not in hints]:
+        return f"has no type hint for {', '.join(untyped)}"
+    if silent := [name for name in names if not re.search(rf"^\s*{name}\b.*:", text, re.MULTILINE)]:
+        return f"has no line under Args: in its docstring for {', '.join(silent)}"
+    return None
 
 
 def has_solver(environment: type[Environment]) -> bool:

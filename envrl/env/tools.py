@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from envrl.env.base import Environment, Face
+from envrl.env.base import Environment, Face, unreadable
 from envrl.errors import ConfigError
 from envrl.importing import load_object
 
@@ -58,9 +58,6 @@ def _function(path: str) -> Function:
         raise ValueError(f"functions: {error}") from error
     if not inspect.isfunction(function):
         raise ValueError(f"functions: {path} is no function but of type {type(function).__name__}")
-    if not inspect.getdoc(function):
-        raise ValueError(f"functions: {path} has no docstring for the model to read")
-    hints = get_type_hints(function)
-    if untyped := [name for name in inspect.signature(function).parameters if name not in hints]:
-        raise ValueError(f"functions: {path} has no type hint for {', '.join(untyped)}")
+    if fault := unreadable(function):
+        raise ValueError(f"functions: {path} {fault}")
     return function

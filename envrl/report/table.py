@@ -13,6 +13,8 @@ from envrl.summary import Evaluation, Summary
 _HEADINGS = {"warm_start": "warm start", "grpo": "+ GRPO"}
 _NONE = "—"
 _NBSP = "\u00a0"
+_ABREAST = 2
+"""Columns that fit into a terminal with their intervals beside the numbers."""
 _UNSCORED = "unscored episodes"
 
 
@@ -28,15 +30,16 @@ def table(summary: Summary) -> Table:
     evaluations = final(summary)
     names = labels(evaluations)
     made = blocks(evaluations)
-    shown = Table(title="held-out tasks" + (f": {made[0].env}" if len(made) == 1 else ""))
-    shown.add_column("")
+    shown = Table(title="evaluation" + (f": {made[0].env}" if len(made) == 1 else ""))
+    shown.add_column("", no_wrap=True)
     for label in names:
         shown.add_column(heading(label), justify="right", no_wrap=True)
+    gap = " " if len(names) <= _ABREAST else "\n"  # rich would break an interval at any blank in it
     for block in made:
         if len(made) > 1:
             shown.add_row(Text(block.env, style="bold"))
         for name, cells in block.rows:
-            shown.add_row(Text(name), *map(Text, cells))
+            shown.add_row(Text(name), *(Text(cell.replace(" [", f"{gap}[")) for cell in cells))
         shown.add_section()
     return shown
 

@@ -92,6 +92,12 @@ def resolve(name: str) -> Callable[..., Any]:
     term = load_object(name)
     if not callable(term):
         raise ConfigError(f"reward term {name}: not callable, got {type(term).__name__}")
+    if not is_group_term(term):
+        try:
+            inspect.signature(term).bind({})
+        except TypeError as error:
+            theirs = "or the columns of a group and **kwargs as TRL's do"
+            raise ConfigError(f"reward term {name}: must take a record, {theirs}: {error}") from error
     return term  # type: ignore[no-any-return]
 
 

@@ -31,6 +31,8 @@ def read_rows(dataset: str) -> list[Row]:
     JSON keeps its types. Arrow gives all rows the same fields, so nulls inside its structs are taken for
     keys that were never written. Read once while the file stays as it is. Raises ConfigError.
     """
+    if not re.search(r"\w", dataset):
+        raise ConfigError(f"{dataset!r} names no dataset")
     file = _file(dataset)
     try:
         if file is None:
@@ -80,7 +82,7 @@ def _json_lines(file: str) -> list[Row]:
 def _object(line: str, number: int) -> Row:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"line {number} is not JSON: {error}") from None
     if not isinstance(row, dict):
         raise ValueError(f"line {number} is not a JSON object (got {line.strip()[:40]})")

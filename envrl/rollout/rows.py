@@ -19,6 +19,9 @@ from envrl.env.compat.trl import TrlEnvironment
 from envrl.rollout.dataset import HELD_OUT_EVERY, Row, read_rows, same_dataset
 from envrl.spec import EnvSpec
 
+ROLES = ("system", "user", "assistant", "tool")
+"""Chat templates leave out messages of a role that they do not know."""
+
 
 class Owners:
     """The keys of a mixture, by all names that a row may give them."""
@@ -81,18 +84,23 @@ def own_rows(key: str, envs: Mapping[str, EnvSpec]) -> list[Row]:
     return [row for row in read_rows(dataset) if key in owners.of(row, dataset_of=key)]
 
 
-def faults(key: str, envs: Mapping[str, EnvSpec], *, evaluated: bool) -> Iterator[str]:
-    """A line for all that is wrong with `env.<key>.dataset`. Raises ConfigError where it cannot be read."""
+def faults(
+    key: str, envs: Mapping[str, EnvSpec], *, evaluated: bool, reset: Callable[..., Any] | None = None
+) -> Iterator[str]:
+    """A line for all that is wrong with `env.<key>.dataset`. Raises ConfigError where it cannot be read.
+
+    `reset` is that of an environment which may be asked what it makes of every row.
+    """
     dataset, owners = envs[key].dataset, Owners(envs)
     assert dataset is not None
     sharing = {other for other, env in envs.items() if env.dataset and same_dataset(env.dataset, dataset)}
-    misfit = cache(lambda columns: _misfit(columns, owners.reset_of(key)))
+    unfit = cache(lambda columns: _unfit(columns, owners.reset_of(key)))
     own = 0
     for number, row in enumerate(read_rows(dataset), 1):
         keys, wrong = owners.of(row, dataset_of=key), None
         if key in keys:
             own += 1
-            wrong = misfit(tuple(row)) or _fault(row)
+            wrong = unfit(tuple(row)) or _fault(row) or (reset and _refused(row, reset))
         elif not sharing & set(keys):
             wrong = _unplayed(row, keys, owners, envs)
         if wrong:
@@ -118,20 +126,33 @@ def _unplayed(row: Row, keys: list[str], owners: Owners, envs: Mapping[str, EnvS
     )
 
 
-def _misfit(columns: tuple[str, ...], reset: Callable[..., Any]) -> str | None:
+def misfit(columns: tuple[str, ...], reset: Callable[..., Any]) -> str | None:
     """Why `reset` cannot be called with these columns."""
     try:
         inspect.signature(reset).bind(None, **{"seed": 0, **dict.fromkeys(columns)})
     except TypeError as error:
-        called = "it is called with every column"
-        return f"{reset.__qualname__}: {error}; {called}; mend: let it take **row"
+        return f"{reset.__qualname__}: {error}"
     return None
+
+
+def _unfit(columns: tuple[str, ...], reset: Callable[..., Any]) -> str | None:
+    wrong = misfit(columns, reset)
+    return wrong and f"{wrong}; it is called with every column; mend: let it take **row"
 
 
 def _fault(row: Row) -> str | None:
     """What is wrong with the columns that envrl itself reads."""
     wrong = _wrong_type(row)
     return wrong and f"{wrong}; mend: correct the row"
+
+
+def _refused(row: Row, reset: Callable[..., Any]) -> str | None:
+    """Why a game cannot be played with what the row asks for."""
+    try:
+        reset(**{**row, "seed": row.get("seed") or 0})
+    except (ValueError, TypeError, AttributeError) as error:
+        return f"{error}; mend: correct the row"
+    return None
 
 
 def _wrong_type(row: Row) -> str | None:
@@ -143,9 +164,12 @@ def _wrong_type(row: Row) -> str | None:
         return f"env_config must be an object (got {config!r:.60})"
     column = "prompt" if row.get("messages") is None else "messages"
     value = row.get(column)
-    if value is None or (column == "prompt" and isinstance(value, str)) or _are_messages(value):
+    if value is None or (column == "prompt" and isinstance(value, str)):
         return None
-    return f"{column} must be a list of objects with role and content, both text (got {value!r:.60})"
+    if not _are_messages(value):
+        return f"{column} must be a list of objects with role and content, both text (got {value!r:.60})"
+    strange = [message["role"] for message in value if message["role"] not in ROLES]
+    return f"{column} has the role {strange[0]!r}; known: {', '.join(ROLES)}" if strange else None
 
 
 def _are_messages(value: Any) -> bool:

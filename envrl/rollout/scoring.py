@@ -38,13 +38,13 @@ async def score(episodes: Sequence[Episode], spec: RunSpec) -> None:
     """
     terms = terms_of(spec, episodes[0].task.env)
     for name in terms:
-        term, live = resolve(name), _live(episodes)
+        term, live, where = resolve(name), _live(episodes), f"reward term {name}: "
         if not is_group_term(term):
             for episode in live:
-                with boundary(episode):
+                with boundary(episode, where=where):
                     _enter(name, [episode], [term(episode.record())])
         elif live:
-            with boundary(*live):
+            with boundary(*live, where=where):
                 _enter(name, live, await _called(term, live))
     weights = spec.reward.weight_of(terms)
     for episode in _live(episodes):

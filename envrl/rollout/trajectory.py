@@ -79,6 +79,8 @@ class Episode:
             if self.host.environment.conversational:
                 row["messages"] = deepcopy(self.task.messages)
             observation = await self._ask(self.host.environment.reset, **row)
+            if not isinstance(observation, str | None):
+                raise WorldError(f"reset returned {observation!r:.80}, not text")
             rules = self.prompt
             if rules is None:
                 rules = await self._ask(self.host.environment.instructions, face)

@@ -28,7 +28,15 @@ def untyped(a, b: int = 1) -> int:
     """Think of a number."""
 
 def add(a: int) -> int:
-    """Add."""
+    """Add.
+
+    Args:
+        a: A number.
+    """
+    return a
+
+def silent(a: int) -> int:
+    """Keep it."""
     return a
 
 def root(x: float) -> float:
@@ -123,6 +131,7 @@ def test_functions_may_be_async_or_block(mine: str) -> None:
         (["my_functions:Thing"], "my_functions:Thing is no function but of type type"),
         (["my_functions:bare"], "my_functions:bare has no docstring"),
         (["my_functions:untyped"], "my_functions:untyped has no type hint for a;"),
+        (["my_functions:silent"], "my_functions:silent has no line under Args: in its docstring for a;"),
         ([ADD, "my_functions:add"], "two are named add"),
     ],
 )

@@ -32,9 +32,9 @@ def summary(*evaluations: Evaluation) -> Summary:
     return Summary("digest", evaluations=list(evaluations))
 
 
-def text(shown: Summary) -> str:
+def text(shown: Summary, width: int = 100) -> str:
     out = StringIO()
-    Console(file=out, width=100).print(table(shown))
+    Console(file=out, width=width).print(table(shown))
     return out.getvalue()
 
 
@@ -138,3 +138,10 @@ def test_the_environments_own_metrics_are_rows() -> None:
     shown = text(summary(evaluation))
     assert "4.00 [3.50," in shown
     assert "lone" in shown
+
+
+def test_a_narrow_terminal_breaks_cells_and_keeps_names() -> None:
+    three = [played(label, solved) for label, solved in (("untrained", 1), ("warm_start", 30), ("grpo", 70))]
+    shown = text(summary(*three), width=72)
+    for part in ("success [95% interval]", "invalid actions", "70.0%", "78.1]"):
+        assert part in shown

@@ -125,6 +125,8 @@ def test_unknown_terms_list_what_there_is() -> None:
         resolve("lenght")
     with pytest.raises(ConfigError, match="not callable, got tuple"):
         resolve("envrl.reward.terms:SUDOKU")
+    with pytest.raises(ConfigError, match="must take a record, or .* as TRL's do: missing .*'weights'"):
+        resolve("envrl.reward.terms:total")
 
 
 @pytest.mark.parametrize(

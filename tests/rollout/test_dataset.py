@@ -227,6 +227,8 @@ def refused(*overrides: str) -> str:
         (['{"messages": "hi"}'], "messages must be a list of objects with role and content"),
         (['{"messages": [{"role": "user"}]}'], "messages must be a list of objects with role and content"),
         (['{"prompt": [{"role": "user", "content": [{"type": "image"}]}]}'], "prompt must be a list of"),
+        (['{"prompt": [{"role": "usr", "content": "x"}]}'], "prompt has the role 'usr'; known: system, user"),
+        (["[" * 99999], "line 1 is not JSON"),
         (['{"prompt": 3}'], "prompt must be a list of objects with role and content, both text (got 3)"),
         (['{"seed": 1}'] * 9, "has 9 rows for env.frozen_lake; mend: more rows, or stages=[...] without"),
         ([], "has no rows"),
@@ -236,6 +238,33 @@ def test_a_dataset_is_judged_row_by_row(tmp_path: Path, rows: list[str], says: s
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(rows))
     assert says in refused(f"env.frozen_lake.dataset={file}")
+
+
+@pytest.mark.parametrize(
+    ("env", "row", "says"),
+    [
+        ("wordle", {"secret": "four"}, "secret: 5 letters are needed, got 'four'"),
+        ("sudoku", {"board": "." * 81}, "board: "),
+        ("frozen_lake", {"grid": ["SFG", "FF"]}, "grid: rows of equal length"),
+        ("catch", {"column": 5}, "column: 0 to 4 is needed, got 5"),
+        ("catch", {"grid": 5}, "'int' object is not iterable"),
+    ],
+)
+def test_a_game_judges_the_task_of_a_row(tmp_path: Path, env: str, row: Any, says: str) -> None:
+    file = lines(tmp_path / "rows.jsonl", [*[{"seed": 1}] * 19, row])
+    said = refused(f"env={env}", f"env.{env}.dataset={file}")
+    assert f"row 20 of '{file}': {says}" in said
+
+
+def test_a_strangers_reset_is_not_called_to_judge_a_row(tmp_path: Path) -> None:
+    file = lines(tmp_path / "rows.jsonl", [{"rewards": []}] * 10)
+    target = ["env=custom", "env.custom.target=games:Rated", "model.warm_start=null"]
+    assert compose([*target, f"env.custom.dataset={file}"]).seed == 1
+
+
+@pytest.mark.parametrize("name", ["", "/", ".."])
+def test_a_dataset_has_a_name(name: str) -> None:
+    assert f"'{name}' names no dataset" in refused(f"env.frozen_lake.dataset='{name}'")
 
 
 def test_a_mistyped_name_in_the_last_of_a_thousand_rows(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from games import Counted, Flaky, Guess, call  # type: ignore[import-not-found]
 
+from envrl.engine import ScriptedEngine
 from envrl.env.base import tool_names
 from envrl.errors import ConfigError, StageError
 from envrl.rollout.metrics import episode_metrics
@@ -33,6 +34,17 @@ def test_malformed_arguments_are_answered_and_never_run(play: Any) -> None:
     assert [turn.failures for turn in episode.turns] == [1, 0]
 
 
+def test_a_malformed_call_never_becomes_one_without_arguments(play: Any) -> None:
+    """Of a tool that would take it (verifiers#1763)."""
+    broken = '<tool_call>{"name":"stay","arguments":{"for</tool_call>'
+    whole = '<tool_call>{"name":"stay","arguments":{}}</tool_call>'
+    catch = ["env.custom.target=envrl.env.catch:Catch", "scheduler.max_turns=2"]
+    (episode,) = play("Guess", [broken, whole], *catch)
+    assert "invalid JSON" in tool_answers(episode)[0]
+    assert [turn.failures for turn in episode.turns] == [1, 0]
+    assert episode.metrics["steps"] == 1
+
+
 def test_a_call_drafted_in_thought_is_not_run(play: Any) -> None:
     (episode,) = play("Guess", [f"<think>maybe {call('aaaaa')}</think>{call('crane')}"])
     assert episode.host.environment.guesses == ["crane"]
@@ -45,10 +57,11 @@ def test_text_drafted_in_thought_is_not_an_action(play: Any) -> None:
 
 
 def test_all_calls_of_a_turn_are_answered_in_order(play: Any) -> None:
-    (episode,) = play("Guess", [call("zebra") + call("crane")])
-    assert episode.host.environment.guesses == ["zebra", "crane"]
+    (episode,) = play("Guess", [call("zebra") + call("slate"), call("flame") + call("crane")])
+    assert episode.host.environment.guesses == ["zebra", "slate", "flame", "crane"]
+    assert tool_answers(episode) == ["not zebra", "not slate", "not flame", "right"]
     ids = [m["tool_call_id"] for m in episode.messages if m["role"] == "tool"]
-    assert len(set(ids)) == 2
+    assert len(set(ids)) == 4
 
 
 def test_a_call_after_the_end_is_answered_but_not_run(play: Any) -> None:
@@ -117,16 +130,36 @@ def test_the_context_ends_an_episode_as_length(play: Any, context: int) -> None:
         assert len(episode.transcripts[0].ids) <= context
 
 
+@pytest.mark.parametrize("context", [48, 64, 96, 128])
+def test_a_turn_is_never_asked_for_more_than_the_context_has_room_for(
+    play: Any, chat: Any, context: int
+) -> None:
+    """Long observations end the episode; what it earned stays, and it counts as truncated (prime-rl#1782)."""
+    replies = ["[raise]", "[raise]", "[long]"]
+    engine = ScriptedEngine(replies, encode=chat.encode, stop_id=chat.turn_end, max_context=context)
+    (episode,) = play("Moody", engine, "scheduler=gym")
+    assert engine.requests
+    assert all(0 < asked.max_tokens <= context - len(ids) for _, ids, asked in engine.requests)
+    assert (episode.stop, episode.error) == (StopReason.LENGTH, None)
+    assert episode.reward == 0.25 * sum(not turn.cut and "raise" in turn.text for turn in episode.turns)
+    assert all(row.truncated for row in episode.rows(1.0))
+
+
 def test_what_the_world_broke_is_unscored(play: Any) -> None:
     (episode,) = play("Moody", [call("crash")], "rollout.retries=0", "rollout.max_error_rate=1")
     assert (episode.stop, episode.reward) == (StopReason.ERROR, None)
     assert "env custom, turn 1: RuntimeError: server gone" in episode.error
 
 
-def test_a_reward_that_is_no_number_is_refused_by_name(play: Any) -> None:
-    (episode,) = play("Moody", [call("nan")], "rollout.retries=0", "rollout.max_error_rate=1")
-    assert "env custom" in episode.error
-    assert "nan" in episode.error
+@pytest.mark.parametrize("reward", ["nan", "inf", "-inf"])
+def test_a_reward_that_is_no_number_is_refused_by_name(play: Any, reward: str) -> None:
+    (episode,) = play("Moody", [call(reward)], "rollout.retries=0", "rollout.max_error_rate=1")
+    assert f"env custom, turn 1: reward is {reward}" in episode.error
+
+
+def test_a_reset_that_gives_no_text_is_the_worlds(play: Any) -> None:
+    (episode,) = play("Wordless", ["I stop."], "rollout.retries=0", "rollout.max_error_rate=1")
+    assert episode.error == "env custom, turn 0: reset returned {'board': 7}, not text"
 
 
 def test_a_turn_is_credited_with_the_rise_of_the_reward(play: Any) -> None:

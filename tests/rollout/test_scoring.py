@@ -185,7 +185,8 @@ def test_notes_of_a_function_reach_the_record(chat: Chat) -> None:
 def test_a_function_that_raises_takes_its_own_group_out(chat: Chat) -> None:
     first, second = play(chat, "fails_in_the_first", groups=2)
     assert [(episode.stop, episode.reward) for episode in first] == [(StopReason.ERROR, None)] * 3
-    assert "KeyError: 'no such column'" in str(first[0].error)
+    named = f"reward term {__name__}:fails_in_the_first: KeyError: 'no such column'"
+    assert [episode.error for episode in first] == [named] * 3
     assert [episode.reward for episode in second] == [1.0] * 3
     assert not any(episode.host.environment.is_open for episode in first + second)
 

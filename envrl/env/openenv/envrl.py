@@ -35,13 +35,24 @@ class Envrl(Adapter):
         return {"conclude": True} if own else None
 
     def read_reset(self, reply: Reply) -> Outcome:
-        """With kind=openenv the rules and the tools come from the server too."""
-        outcome = self.read_step(reply)
-        if not isinstance(self.local, OpenEnv) or not reply.observation.get("tools"):
+        """With kind=openenv the rules and the tools come from the server too, else they have to be ours.
+
+        Raises WorldError where the server plays another environment.
+        """
+        outcome, tools = self.read_step(reply), reply.observation.get("tools")
+        if not tools:  # a server that the run started itself does not repeat them
             return outcome
-        rules, tools = reply.observation["instructions"]["tool"], as_text(reply.observation["tools"])
-        how = 'An action is {"tool": <name>, "arguments": {...}}.'
-        return replace(outcome, text=f"{rules}\n\nTools: {tools}\n{how}\n\n{outcome.text}")
+        if not isinstance(self.local, OpenEnv):
+            theirs, ours = sorted(tool["function"]["name"] for tool in tools), sorted(self.local.tools())
+            if theirs != ours:
+                what = f"the tools {', '.join(theirs)}, not {', '.join(ours)}"
+                raise WorldError(f"the server plays another environment: it has {what}")
+            return outcome
+        rules, how = (
+            reply.observation["instructions"]["tool"],
+            'An action is {"tool": <name>, "arguments": {...}}.',
+        )
+        return replace(outcome, text=f"{rules}\n\nTools: {as_text(tools)}\n{how}\n\n{outcome.text}")
 
     def read_step(self, reply: Reply) -> Outcome:
         """The total is read, not added up, so that it is the in-process one to the last bit."""

@@ -7,8 +7,11 @@ import logging
 from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any, Protocol
+
+from websockets.exceptions import InvalidMessage, InvalidStatus
 
 from envrl.env.openenv.sessions import NOT_YET, Full, Session
 from envrl.errors import StageError
@@ -133,20 +136,22 @@ class Pool:
         try:
             await session.open()
         except BaseException:
-            self._background(session.close())
+            self._background(session.close(), frees=False)
             raise
         return session
 
     def _patience_s(self, error: Exception, preflight: bool) -> float:
-        """In the preflight a full server stays full, and a port where nobody listens stays deaf."""
-        whole = self._settings.open_timeout_s
-        hopeless = isinstance(error, Full) or isinstance(error.__cause__, OSError)
+        """In the preflight a full server stays full, a deaf port deaf, and what is no such server is none."""
+        whole, cause = self._settings.open_timeout_s, error.__cause__
+        refused = isinstance(cause, InvalidStatus) and cause.response.status_code < 500  # above: not up yet
+        hopeless = refused or isinstance(error, Full) or isinstance(cause, OSError | InvalidMessage)
         return min(PREFLIGHT_PATIENCE_S, whole) if preflight and hopeless else whole
 
     def _refusal(self, error: Exception, patience_s: float) -> str:
         path = f"env.{self._key}.sessions"
         if not isinstance(error, Full):
-            return f"env.{self._key}: {error}; tried for {patience_s:g} s (see {path}.open_timeout_s)"
+            where = "" if self._reuse else f"env.{self._key}.url and "  # a server of ours has none
+            return f"env.{self._key}: {error}; tried for {patience_s:g} s (see {where}{path}.open_timeout_s)"
         have = self._taken + len(self._idle)
         return (
             f"env.{self._key}: {error.message} The run has {have} sessions there and needs {self._limit} "
@@ -154,14 +159,16 @@ class Pool:
             "wait for each other, or raise the server's own limit"
         )
 
-    def _background(self, closing: Coroutine[Any, Any, None]) -> None:
+    def _background(self, closing: Coroutine[Any, Any, None], *, frees: bool = True) -> None:
+        """`frees`: the server may have room afterwards, so whoever waits for a session asks again."""
         task = asyncio.get_running_loop().create_task(closing)
         self._closing.add(task)
-        task.add_done_callback(self._gone)
+        task.add_done_callback(partial(self._gone, frees=frees))
 
-    def _gone(self, task: asyncio.Task[None]) -> None:
+    def _gone(self, task: asyncio.Task[None], *, frees: bool) -> None:
         self._closing.discard(task)
-        self._freed.set()
+        if frees:
+            self._freed.set()
         if not task.cancelled() and (error := task.exception()):
             log.info("closing a session: %s", error)
 

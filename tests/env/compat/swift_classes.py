@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from ast import literal_eval
 from typing import Any
 
 from envrl.env.compat.swift import (
@@ -65,6 +66,13 @@ class Modern(Diary):
 
     def close(self) -> None:  # type: ignore[override]
         self.closed += 1
+
+
+class Parrot(Diary):
+    """A step returns what the model wrote."""
+
+    async def step(self, action: Messages) -> Any:
+        return literal_eval(action[-1]["content"])
 
 
 class Hinter(MultiTurnScheduler):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,6 +110,26 @@ def test_what_it_raises_is_the_worlds(play: Any) -> None:
     assert first.stop is StopReason.ERROR
     assert "no ink left" in first.error
     assert other.reward == 0.5
+
+
+@pytest.mark.parametrize("scheduler", ["scheduler=gym", "scheduler.target=gym_scheduler"])
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("None", "step returned None"),
+        ("('well', 1.0)", r"step returned \('well', 1.0\)"),
+        ("'abcd'", "step returned 'abcd'"),
+        ("('well', 1.0, False, 'info')", "step returned"),
+        ("('well', 1.0, 'no', {})", "does not say whether it is done"),
+        ("('well', 'much', False, {})", "reward is 'much', no finite number"),
+    ],
+)
+def test_a_step_that_returns_something_else_is_the_worlds(
+    play: Any, scheduler: str, returned: str, said: str
+) -> None:
+    (episode,) = play([returned] * 3, scheduler, "env.custom.target=swift_classes:Parrot")
+    assert episode.stop is StopReason.ERROR
+    assert re.search(said, episode.error)
 
 
 @pytest.mark.parametrize(

@@ -162,12 +162,29 @@ def test_a_row_without_a_column_that_reset_needs_is_named_at_the_start(dataset: 
     rows = dataset({"prompt": "Go.", "secret": "a"}, {"prompt": "Go."})
     with pytest.raises(ConfigError, match=r"row 2 .*Picky\.reset: missing a required argument: 'secret'"):
         compose([*CUSTOM, target("Picky"), rows])
+    needs = r"env\.custom: Picky\.reset: missing .* 'secret', which only a dataset has; mend: env\.custom"
+    with pytest.raises(ConfigError, match=needs):
+        compose([*CUSTOM, target("Picky")])
 
 
 @pytest.mark.parametrize("name", ["Undocumented", "Untyped"])
 def test_a_tool_that_cannot_be_shown_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"tool {name}\.peek"):
         tool_schemas(made(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("Undocumented", "has no docstring for the model to read"),
+        ("Untyped", "has no type hint for where"),
+        ("Unexplained", "has no line under Args: in its docstring for where"),
+        ("Unresolved", r"has type hints that cannot be read \(NameError: name 'Nowhere' is not defined\)"),
+    ],
+)
+def test_a_tool_that_cannot_be_shown_is_named_at_the_start(name: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=rf"env\.custom: tool peek of {name} {fault}; mend: write it"):
+        compose([*CUSTOM, target(name)])
 
 
 def test_the_text_face_is_refused() -> None:

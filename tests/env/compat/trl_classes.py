@@ -116,6 +116,22 @@ class Untyped(Base):
         return "nothing"
 
 
+class Unexplained(Base):
+    def peek(self, where: str) -> str:
+        """Look around."""
+        return "nothing"
+
+
+class Unresolved(Base):
+    def peek(self, where: Nowhere) -> str:  # type: ignore[name-defined]  # noqa: F821
+        """Look around.
+
+        Args:
+            where: A place.
+        """
+        return "nothing"
+
+
 def deep() -> Careful:
     """A factory, as TRL takes them too."""
     return Careful(depth=3)

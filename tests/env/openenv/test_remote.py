@@ -14,10 +14,10 @@ from served import Serve, active, answers, eventually, game, play, serving  # ty
 
 from envrl import compose
 from envrl.env.openenv.pool import Pool
-from envrl.env.openenv.sessions import ServerError
+from envrl.env.openenv.sessions import ServerError, Session
 from envrl.env.openenv.source import OpenEnvSource, RunningServer
 from envrl.env.sources import episodes_at_once
-from envrl.errors import StageError
+from envrl.errors import SessionLost, StageError
 from envrl.model.chat import Chat
 from envrl.spec import EnvSpec, SessionSpec
 from envrl.stop import StopReason
@@ -91,24 +91,29 @@ def test_episodes_overlap_and_end_apart(remotely: Any, tricky: str) -> None:
 
 def test_an_episode_leaves_no_trace_in_the_next(tmp_path: Path, chat: Chat) -> None:
     """On one reused session of a server of our own (OpenEnv#166)."""
-    spec = game("env.custom.sessions.capacity=1", "scheduler.max_turns=1")
+    wordle = ["env.custom.target=envrl.env.wordle:Wordle", "scheduler.max_turns=2"]
+    spec = game(*wordle, "env.custom.sessions.capacity=1")
+    turns = [call("crane"), call("slate")]
 
     async def twice() -> list[Any]:
         source = OpenEnvSource("custom", spec, tmp_path)
         try:
-            (first,) = await play(source, spec, chat, [call("raise")], seed=1)
+            (first,) = await play(source, spec, chat, [call("zebra"), call("zebra")], seed=1)
             assert source._pool is not None
             (session,) = source._pool._idle
-            (second,) = await play(source, spec, chat, [call("zebra")], seed=2)
+            (second,) = await play(source, spec, chat, turns, seed=2)
             assert list(source._pool._idle) == [session]
-            return [first, second]
+            (alone,) = await play(None, spec, chat, turns, seed=2)
+            return [first, second, alone]
         finally:
             await source.close()
 
-    first, second = asyncio.run(twice())
-    assert (first.reward, second.reward) == (0.25, 0.0)
-    assert "seed 1" in first.messages[0]["content"]
-    assert "seed 2" in second.messages[0]["content"]
+    first, second, alone = asyncio.run(twice())
+    assert first.metrics["invalid_guesses"] == 1
+    assert "zebra" in str(first.messages)
+    assert "zebra" not in str(second.messages)
+    assert "You have 6 guesses left." in second.messages[0]["content"]
+    assert timeless(second.record()) == timeless(alone.record())
 
 
 def test_nothing_is_held_after_many_broken_episodes(tmp_path: Path, chat: Chat, serve: Serve) -> None:
@@ -186,6 +191,43 @@ def test_a_step_past_its_deadline_takes_its_session_along(remotely: Any, serve: 
         assert eventually(lambda: active(url) == 0)
 
 
+def test_a_late_answer_is_not_that_to_the_next_question(tmp_path: Path, serve: Serve) -> None:
+    """Neither on the session that timed out nor on the one that takes its place (OpenEnv#1143)."""
+
+    async def take_turns(url: str) -> None:
+        pool = Pool("custom", RunningServer(url), SessionSpec(capacity=1), limit=1, reuse=True)
+        late = await pool.take()
+        await late.reset({"seed": 1})
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(late.step({"tool": "guess", "arguments": {"word": "block"}}), 0.1)
+        with pytest.raises(SessionLost, match="is gone"):
+            await late.reset({"seed": 2})
+        pool.give(late)
+        session = await pool.take()
+        assert session is not late
+        assert (await session.reset({"seed": 2})).observation["text"] == "seed 2"
+        pool.give(session)
+        await pool.close()
+
+    with serve() as url:
+        asyncio.run(take_turns(url))
+        assert eventually(lambda: active(url) == 0)
+
+
+def test_no_keepalive_is_sent_unless_asked_for(tmp_path: Path, serve: Serve) -> None:
+    """Left out, websockets' own default would end a step of 40 seconds (OpenEnv#875)."""
+
+    async def interval(url: str, ping_interval_s: float | None) -> Any:
+        session = Session(url, SessionSpec(ping_interval_s=ping_interval_s))
+        await session.open()
+        asked = session._ws.ping_interval
+        await session.close()
+        return asked
+
+    with serve() as url:
+        assert [asyncio.run(interval(url, seconds)) for seconds in (None, 30.0)] == [None, 30.0]
+
+
 def test_a_server_may_be_deaf_while_it_computes(remotely: Any, tricky: str) -> None:
     """No keepalive cuts it off, unless one is asked for (OpenEnv#875)."""
     (patient,) = remotely([call("block"), call("crane")], url=tricky)
@@ -239,6 +281,29 @@ def test_the_preflight_says_how_many_sessions_there_are(tmp_path: Path, serve: S
         assert eventually(lambda: active(url) == 0)
     with pytest.raises(StageError, match=r"env\.custom: Failed to connect .*tried for 1 s"):
         asyncio.run(prepare(url))
+
+
+def test_a_server_that_speaks_no_openenv_is_not_stormed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("envrl.env.openenv.pool.PREFLIGHT_PATIENCE_S", 1.0)
+
+    async def website(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["type"])
+        await send({"type": "websocket.close"})  # before it is accepted: 403
+
+    async def prepare(url: str) -> None:
+        source = OpenEnvSource("custom", game("env.custom.sessions.open_timeout_s=9", url=url), tmp_path)
+        try:
+            await source.prepare(2)
+        finally:
+            await source.close()
+
+    tried = r"Failed to connect .*tried for 1 s \(see env\.custom\.url"
+    with serving(website) as url, pytest.raises(StageError, match=tried):
+        asyncio.run(prepare(url))
+    assert 3 <= asked.count("websocket") < 12
 
 
 @pytest.mark.parametrize(("target", "warnings"), [("games:Careless", 1), ("games:Guess", 0)])

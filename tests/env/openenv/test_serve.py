@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -96,6 +97,8 @@ def test_help_answers_at_once() -> None:
     ("arguments", "said"),
     [
         (["env=frozenlake"], "unknown 'frozenlake'"),
+        (["env=catch", "port=70000"], "port: cannot listen at 127.0.0.1, port 70000: bind(): port must be"),
+        (["env=catch", "host=203.0.113.1"], "port: cannot listen at 203.0.113.1, port 8000: "),
         (["port=x"], "port: must be a positive integer (got 'x'); mend: port=8000"),
         (["env=[frozen_lake,custom]", "env.custom.target=games:Guess"], "a server has one environment"),
         (
@@ -130,6 +133,14 @@ def test_a_default_server_has_room_for_a_default_run() -> None:
     assert int(OPTIONS["capacity"]) >= episodes_at_once(compose(["env=wordle"]), "wordle")
 
 
+def test_a_port_that_is_taken_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["env=catch", f"port={port}"]) == 2
+    said = f"cannot listen at 127.0.0.1, port {port}: Address already in use; mend: port=<a free one>"
+    assert said in capsys.readouterr().err
+
+
 def test_the_command_line_serves() -> None:
     """Also what no run could warm up on."""
     command = [sys.executable, "-m", "envrl.serve", "env=custom", "env.custom.target=games:Guess"]
@@ -147,4 +158,6 @@ def test_the_command_line_serves() -> None:
             with urlopen(request, timeout=10) as reply:
                 assert json.load(reply)["observation"]["text"] == "seed 1"
         finally:
-            server.terminate()
+            server.send_signal(signal.SIGINT)
+        assert "Traceback" not in server.stderr.read()
+        assert server.wait(10) in (0, 130)  # 0 where whoever started pytest has SIGINT ignored

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from envrl.env.base import Environment, Face, ToolCall
-from envrl.env.compat.swift.gym_env import Env, envs, make_env, outcome, settled
+from envrl.env.compat.swift.gym_env import Env, envs, make_env, opened, outcome, settled
 from envrl.env.compat.swift.protocol import Messages
 from envrl.env.compat.swift.protocol import RolloutInferRequest as Request
 from envrl.errors import WorldError
@@ -74,11 +74,11 @@ class SwiftEnvironment(Environment):
         self.metrics, self.extra, self._infos = {}, {}, []
         request = self.request(seed=seed, **row)
         self._env = make_env(request.data_dict["env_config"], self.default)
-        observation, info, system = await settled(self._env.reset(request))
+        observation, info, system = opened(await settled(self._env.reset(request)))
         self._messages = [{"role": "system", "content": system}] if system else []
-        self._messages.append({"role": "user", "content": str(observation)})
-        self.note(info or {})
-        return str(observation)
+        self._messages.append({"role": "user", "content": observation})
+        self.note(info)
+        return observation
 
     def tools(self) -> dict[str, Callable[..., Any]]:
         """`step`, which the text face calls."""
@@ -139,8 +139,11 @@ def adapt(cls: type[Env]) -> type[SwiftEnvironment]:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can say of a value; the rest as text."""
-    return json.loads(json.dumps(value, default=str, skipkeys=True))
+    """What JSON can say of a value; the rest as text, and so is what holds itself."""
+    try:
+        return json.loads(json.dumps(value, default=str, skipkeys=True))
+    except (ValueError, RecursionError):
+        return str(value)
 
 
 def numbers(info: dict[str, Any]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from envrl.env.compat.swift.protocol import Messages, RolloutInferRequest
-from envrl.errors import ConfigError, unknown
+from envrl.errors import ConfigError, WorldError, finite_number, unknown
 
 
 class Env(ABC):
@@ -69,7 +69,23 @@ async def settled(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def outcome(step: tuple[Any, ...]) -> tuple[str, float, bool, dict[str, Any]]:
-    """Observation, reward, done and info of a step that has four or five parts."""
-    observation, reward, *ends, info = step
-    return str(observation), float(reward or 0.0), any(ends), info or {}
+def opened(reset: Any) -> tuple[str, dict[str, Any], str]:
+    """Observation, info and system message of a reset. Raises WorldError for anything else."""
+    if not (isinstance(reset, tuple | list) and len(reset) == 3 and isinstance(reset[1], dict | None)):
+        raise WorldError(f"reset returned {reset!r:.80}, not an observation, an info and a system message")
+    observation, info, system = reset
+    return str(observation), info or {}, system or ""
+
+
+def outcome(step: Any) -> tuple[str, float, bool, dict[str, Any]]:
+    """Observation, reward, done and info of a step that has four or five parts.
+
+    Raises WorldError for anything else: the model has no part in it.
+    """
+    parts = step if isinstance(step, tuple | list) else ()
+    if len(parts) not in (4, 5) or not isinstance(parts[-1], dict | None):
+        raise WorldError(f"step returned {step!r:.80}, not an observation, a reward, done and an info")
+    observation, reward, *ends, info = parts
+    if any(isinstance(end, str | list | dict) for end in ends):
+        raise WorldError(f"step returned {step!r:.80}, which does not say whether it is done")
+    return str(observation), finite_number("reward", reward or 0.0), any(ends), info or {}

@@ -11,7 +11,7 @@ import asyncio
 from copy import deepcopy
 from typing import Any
 
-from envrl.env.compat.swift.gym_env import Env, make_env, outcome, settled
+from envrl.env.compat.swift.gym_env import Env, make_env, opened, outcome, settled
 from envrl.env.compat.swift.protocol import (
     ChatCompletionResponseChoice,
     RequestConfig,
@@ -104,8 +104,8 @@ class GYMScheduler(MultiTurnScheduler):
 
     async def _reset(self, request: Request) -> None:
         env = await self._open(request, request.data_dict.get("env_config") or {})
-        observation, info, system = await settled(env.reset(request))
-        self._begin(request, str(observation), system, info)
+        observation, info, system = opened(await settled(env.reset(request)))
+        self._begin(request, observation, system, info)
 
     async def _open(self, request: Request, env_config: dict[str, Any]) -> Any:
         """A new environment, noted before its reset, so that it is closed where that fails."""
