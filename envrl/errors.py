@@ -67,7 +67,7 @@ def unknown(what: str, name: object, choices: Iterable[str]) -> str:
     """One line for a name that is not among the choices; the nearest one is offered."""
     known = sorted(choices)
     near = get_close_matches(str(name), known, 1)
-    hint = f"did you mean {near[0]}?" if near else f"choose from: {', '.join(known)}"
+    hint = f"did you mean {near[0]}?" if near else f"choose from: {', '.join(known) or '(none)'}"
     return f"{what}: unknown {name!r}; {hint}"
 
 

@@ -68,7 +68,11 @@ class SessionSpec(Spec):
 
 
 class EnvSpec(Spec):
-    """One environment of the mixture; its key is free, `kind` says which environment it is."""
+    """One environment of the mixture; its key is free, `kind` says which environment it is.
+
+    What one backend alone uses stands here flat, so that `env.<key>.url=...` is all there is to type;
+    rules.py refuses it elsewhere.
+    """
 
     kind: str
     """A name of envrl.env.REGISTRY or of a plugin, or `custom` together with `target`."""

@@ -229,6 +229,21 @@ class Careless(Guess):
         return f"game {Careless.played}"
 
 
+class Forgetful(Guess):
+    """Draws another word in every game, though all begin alike."""
+
+    played = 0
+
+    def reset(self, *, seed: int | None = None, **row: Any) -> str | None:
+        Forgetful.played += 1
+        self.secret = ("zebra", "crane")[Forgetful.played % 2]
+        super().reset(seed=seed)
+        return "Go."
+
+    def gold_action(self) -> ToolCall:
+        return ToolCall("guess", {"word": self.secret})
+
+
 def call(word: str) -> str:
     """A model's turn that guesses a word."""
     return f'<tool_call>\n{{"name": "guess", "arguments": {{"word": "{word}"}}}}\n</tool_call>'

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from envrl.errors import WorldError, finite_number
+from envrl.errors import WorldError, finite_number, unknown
 
 
 @pytest.mark.parametrize("value", [float("nan"), -float("inf"), "good", "1", None, [1.0], 10**400])
@@ -21,3 +21,7 @@ def test_what_is_no_finite_number_is_refused_by_name_and_value(value: Any) -> No
 @pytest.mark.parametrize("value", [1, True, 1.0, np.float32(1), torch.tensor(1.0)])
 def test_numbers_of_other_libraries_are_numbers(value: Any) -> None:
     assert finite_number("reward", value) == 1.0
+
+
+def test_where_there_are_no_choices_it_says_so() -> None:
+    assert unknown("argument", "words", []) == "argument: unknown 'words'; choose from: (none)"

@@ -193,7 +193,7 @@ def test_a_run_resumed_in_its_second_epoch_plays_the_rows_of_an_unbroken_one() -
         "    return record['env_reward']\n"
     )
     epochs = ["stages=[train]", "grpo.steps=5", "env.custom.dataset=rows.jsonl", "plugins=[stumble.py]"]
-    overrides = game("Guess", *epochs, "reward.terms=[envrl_plugin_stumble:term]")
+    overrides = game("Guess", *epochs, "reward.terms=[envrl_plugin_stumble:term]", "checkpoint.every=1")
     with pytest.raises(StageError, match="stumbled"):
         run(compose([*overrides, "output_dir=cut"]))
     Path("again").touch()

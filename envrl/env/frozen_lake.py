@@ -45,6 +45,8 @@ class FrozenLake(Environment):
 
     def reset(self, *, seed: int | None = None, grid: list[str] | None = None, **row: Any) -> str:
         """Draws the board of the seed, or takes the row's own `grid` (one string per board row)."""
+        if isinstance(grid, str):
+            raise ValueError(f"grid: a list of rows is needed, got {grid!r}")
         self.grid = random_map(size=self.size, p=self.p, seed=seed) if grid is None else list(grid)
         self._distances = _distances(self.grid)
         self.position = _only(self.grid, "S")

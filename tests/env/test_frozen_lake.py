@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -113,8 +114,10 @@ def test_maps_can_always_be_solved() -> None:
         FrozenLake(size=7, p=0.5).reset(seed=seed)
 
 
-@pytest.mark.parametrize("grid", [["SF", "F"], ["SF", "FF"], ["SG", "XF"], ["SG", "SF"], ["SH", "HG"], []])
-def test_a_row_with_a_bad_grid_is_refused(grid: list[str]) -> None:
+@pytest.mark.parametrize(
+    "grid", [["SF", "F"], ["SF", "FF"], ["SG", "XF"], ["SG", "SF"], ["SH", "HG"], [], "SFFG"]
+)
+def test_a_row_with_a_bad_grid_is_refused(grid: Any) -> None:
     with pytest.raises(ValueError, match="grid"):
         FrozenLake().reset(grid=grid)
 

@@ -77,26 +77,32 @@ class Hosted(Served):  # type: ignore[misc]
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: int | None = None
         self._credited: float | None = None
+        self._begun = False
         self._concluded = False
         live.add(self)
 
     async def reset_async(self, **row: Any) -> EnvrlObservation:
-        """Starts the episode of the row and its seed."""
-        self._concluded = False
+        """Starts the episode of the row and its seed. Where it fails, the one before is not gone on with."""
+        self._begun = self._concluded = False
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._credited = None
         environment = self._host.environment
         text = await self._ask(environment.reset, **row)
+        if not isinstance(text, str | None):
+            raise RuntimeError(f"reset returned {text!r:.80}, not text")
         observation = self._observation(text)
         observation.instructions = {face: await self._ask(environment.instructions, face) for face in Face}
         if self._describe:
             from envrl.env.schema import tool_schemas  # heavy, and our own client brings its own
 
             observation.tools = tool_schemas(environment)
+        self._begun = True
         return observation
 
     async def step_async(self, action: EnvrlAction, **options: Any) -> EnvrlObservation:
         """One action."""
+        if not self._begun:
+            raise RuntimeError("there is no episode to act in: reset comes first")
         said, mistake = ("", None) if action.conclude else await self._act(action)
         if action.conclude or self._host.environment.done:
             await self._conclude()

@@ -58,7 +58,7 @@ class Pool:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def prepare(self, episodes: int) -> None:
-        """Opens as many sessions as that, and keeps those that can be used again. Raises StageError."""
+        """Opens as many sessions as that, and keeps them. Raises StageError."""
         taken: list[Session] = []
 
         async def take() -> None:
@@ -72,7 +72,7 @@ class Pool:
             raise group.exceptions[0] from None
         finally:
             for session in taken:
-                self.give(session)
+                self.give(session, unused=True)
             await self._closed()
 
     async def take(self, *, preflight: bool = False) -> Session:
@@ -86,13 +86,13 @@ class Pool:
         self._taken += 1
         return session
 
-    def give(self, session: Session) -> None:
+    def give(self, session: Session, *, unused: bool = False) -> None:
         """Takes a session back; one that broke, or whose environment raised, is closed and forgotten."""
         self._taken -= 1
         self._slots.release()
         if session.alive:
             self._server.session_returned()
-        if session.alive and self._reuse and not session.spoiled:
+        if session.alive and (self._reuse or unused) and not session.spoiled:
             self._idle.append(session)
             self._freed.set()
         else:

@@ -8,12 +8,13 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
 
 from envrl.env import build
-from envrl.env.base import Environment
+from envrl.env.base import Environment, has_solver
 from envrl.env.openenv.adapters import AUTO, Adapter, adapter_class, detected
 from envrl.env.openenv.process import Container, ServerProcess
 from envrl.env.openenv.remote import Remote
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SAME_SEED = 3
-"""Resets with one seed that have to agree; a server that draws from a few games may agree by chance."""
+"""Episodes of one seed that have to agree; a server that draws from a few games may agree by chance."""
 SCHEMA_TIMEOUT_S = 30.0
 
 
@@ -74,22 +75,23 @@ class OpenEnvSource(Source):
 
     async def reset(self, session: Session, data: Mapping[str, Any]) -> Reply:
         """Starts an episode; the first one with a seed shows whether the server honours it."""
-        reply = await session.reset(data)
-        if "seed" not in data or self._seeds_checked:
-            return reply
-        self._seeds_checked = True
-        first = await _picture(session, reply)
+        if "seed" in data and not self._seeds_checked:
+            self._seeds_checked = True
+            await self._check_seeds(session, data)
+        return await session.reset(data)
+
+    async def _check_seeds(self, session: Session, data: Mapping[str, Any]) -> None:
+        adapter = await self._adapter_class()
+        first = await _picture(session, data, adapter(self._local))
         for _ in range(SAME_SEED - 1):
-            reply = await session.reset(data)
-            if await _picture(session, reply) != first:
+            if await _picture(session, data, adapter(self._local)) != first:
                 log.warning(
-                    "env.%s: the server ignores seeds: two resets with seed %s differ, so the members of a "
+                    "env.%s: the server ignores seeds: two episodes with seed %s differ, so the members of a "
                     "group play different tasks, and no evaluation plays the same ones twice",
                     self._key,
                     data["seed"],
                 )
-                break
-        return reply
+                return
 
     async def close(self) -> None:
         """Closes the sessions, and the server where it is ours."""
@@ -162,15 +164,22 @@ def _server(key: str, spec: RunSpec, directory: Path, limit: int) -> Server:
     return ServerProcess(key, job, log_file, start_timeout_s=start_timeout_s)
 
 
-async def _picture(session: Session, reply: Reply) -> Any:
-    """What can be seen of a fresh episode: what the model is told, and the state apart from its name."""
+async def _picture(session: Session, data: Mapping[str, Any], adapter: Adapter) -> Any:
+    """What can be seen of a fresh episode: what the model is told, the state apart from its name, and what
+    becomes of a first move, where the environment is a game that scripts may play."""
     from envrl.env.openenv.sessions import ServerError
 
+    reply = await session.reset(data)
+    adapter.read_reset(reply)
+    moved = None
     try:
         state = await session.state()
-    except ServerError:
-        state = {}
-    return reply.observation, {name: value for name, value in state.items() if name != "episode_id"}
+        if has_solver(type(adapter.local)):
+            moved = await session.step(adapter.action(adapter.local.random_action(Random(0))))
+    except (ServerError, ValueError) as error:
+        state, moved = {}, str(error)
+    seen = moved if moved is None or isinstance(moved, str) else (moved.observation, moved.reward, moved.done)
+    return reply.observation, {name: value for name, value in state.items() if name != "episode_id"}, seen
 
 
 def _schema(url: str) -> Mapping[str, Any]:

@@ -145,7 +145,7 @@ def test_reward_and_done_are_read_beside_the_observation(
     unscored = {"observation": {}, "reward": None, "done": False}
     paid = {"observation": {}, "reward": 0.7, "done": True}
     with (
-        serving(replying(first, first, first, unscored, paid)) as url,
+        serving(replying(first, first, first, first, unscored, paid)) as url,
         caplog.at_level(logging.WARNING),
     ):
         (episode,) = remotely(["{}", "{}"], *OPENENV, "env.openenv.adapter=generic", url=url)

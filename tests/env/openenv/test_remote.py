@@ -306,12 +306,14 @@ def test_a_server_that_speaks_no_openenv_is_not_stormed(
     assert 3 <= asked.count("websocket") < 12
 
 
-@pytest.mark.parametrize(("target", "warnings"), [("games:Careless", 1), ("games:Guess", 0)])
+@pytest.mark.parametrize(
+    ("target", "warnings"), [("games:Careless", 1), ("games:Forgetful", 1), ("games:Guess", 0)]
+)
 def test_a_server_that_ignores_seeds_is_told_of_once(
     remotely: Any, serve: Serve, caplog: pytest.LogCaptureFixture, target: str, warnings: int
 ) -> None:
     with serve(target) as url, caplog.at_level(logging.WARNING):
-        remotely([call("crane")], url=url, members=3)
+        remotely([call("crane")] * 2, f"env.custom.target={target}", url=url, members=3)
     assert len([r for r in caplog.records if "ignores seeds" in r.getMessage()]) == warnings
 
 

@@ -63,6 +63,21 @@ def test_a_mistake_is_an_observation(hosted: str, action: Any, mistake: str, sai
         assert not seen.done
 
 
+def test_nothing_is_played_before_a_reset_that_succeeds(serve: Serve) -> None:
+    from openenv.core.generic_client import GenericEnvClient
+
+    guess = {"tool": "guess", "arguments": {"word": "crane"}}
+    with serve("games:Rated") as url, GenericEnvClient(url).sync() as client:
+        with pytest.raises(RuntimeError, match="reset comes first"):
+            client.step(guess)
+        client.reset(rewards=[0.5])
+        assert client.step(guess).done
+        with pytest.raises(RuntimeError, match="no route to the game"):
+            client.reset(rewards=[None])
+        with pytest.raises(RuntimeError, match="reset comes first"):
+            client.step(guess)
+
+
 def test_plain_http_answers_too(hosted: str) -> None:
     """Without sessions, as OpenEnv has it: every request is an environment of its own."""
     request = Request(f"{hosted}/reset", b'{"seed": 4}', {"Content-Type": "application/json"})
