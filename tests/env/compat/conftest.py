@@ -1,36 +1,20 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from played import played  # type: ignore[import-not-found]
 
-from envrl import compose
-from envrl.engine import Engine, Sampling, ScriptedEngine
 from envrl.model.chat import Chat
 from envrl.model.tiny import bootstrap_tokenizer
-from envrl.rollout.runner import Runner
-from envrl.rollout.tasks import Tasks
 from envrl.rollout.trajectory import Episode
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # where the classes of the guides stand
-
-Play = Callable[..., list[Episode]]
-Replies = Sequence[str | list[int]] | Callable[[str, int], str] | Engine
-
-UNLIMITED = [
-    "model.warm_start=null",
-    "stages=[train]",
-    "scheduler.max_tokens=100000",
-    "scheduler.max_turn_tokens=null",
-    "rollout.retries=0",
-    "rollout.max_error_rate=1",
-]
 
 
 @pytest.fixture(scope="session")
@@ -39,19 +23,12 @@ def chat() -> Chat:
 
 
 @pytest.fixture
-def play(chat: Chat) -> Play:
+def play(chat: Chat) -> Callable[..., list[Episode]]:
     """Plays the first group of what the overrides say, with a scripted model."""
 
-    def run(replies: Replies, *overrides: str, members: int = 1, groups: int = 1, **engine: Any) -> Any:
+    def run(replies: Any, *overrides: str, **settings: Any) -> Any:
         chosen = [] if overrides[0].startswith("env=") else ["env=custom"]
-        spec = compose([*UNLIMITED, *chosen, *overrides])
-        if not isinstance(replies, Engine):
-            replies = ScriptedEngine(replies, encode=chat.encode, stop_id=chat.turn_end, **engine)
-        tasks = Tasks(spec.env, seed=1, stage="train", members=members).groups(0, groups)
-        sampling = Sampling(max_tokens=100000)
-        runner = Runner(spec, chat)
-        played = asyncio.run(runner.run(tasks, lambda episode, face: replies, sampling, name="test"))
-        return [episode for group in played for episode in group]
+        return played(chat, replies, *chosen, *overrides, **settings)
 
     return run
 
