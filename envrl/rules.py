@@ -6,6 +6,7 @@ apart from what the user's own modules import.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Iterator
@@ -228,9 +229,12 @@ def _rewards(spec: RunSpec) -> Iterator[str]:
     for path, terms in used.items():
         for term in terms or []:
             try:
-                resolve(term)
+                function = resolve(term)
             except ConfigError as error:
                 yield f"{path}: {error}; mend: {path}=[env]"
+                continue
+            if "environments" in inspect.signature(function).parameters:
+                yield from _out_of_sight(path, term, spec)
         if not terms:
             yield f"{path}: no terms (got []); mend: {path}=[env]"
         elif len(once := list(dict.fromkeys(terms))) < len(terms):
@@ -249,6 +253,14 @@ def _rewards(spec: RunSpec) -> Iterator[str]:
     for term in weights or {}:
         if term not in known:
             yield f"{unknown('reward.weights', term, known)}; mend: reward.weights={{{_first(known)}: 1}}"
+
+
+def _out_of_sight(path: str, term: str, spec: RunSpec) -> Iterator[str]:
+    """The environments that a reward function would look at, and find stand-ins for those on a server."""
+    for key, env in spec.env.items():
+        if env.backend is not Backend.IN_PROCESS and path in ("reward.terms", f"env.{key}.reward"):
+            where = f"env.{key}.backend"
+            yield f"{path}: {term} looks at environments, which {env.backend} hides; mend: {where}=in_process"
 
 
 def _first(names: set[str]) -> str:

@@ -25,6 +25,8 @@ HOST = "127.0.0.1"
 MAX_DEATHS = 3
 """In a row, without a session that came back in one piece between them."""
 POLL_S = 0.05
+GRACE_S = 5.0
+"""Beyond the deadline of a step, for a server that steps inline to answer again."""
 STOP_TIMEOUT_S = 3.0
 """For the environments to close before the process group is killed."""
 TAIL_LINES = 15
@@ -40,7 +42,7 @@ class ServerProcess:
     """
 
     def __init__(self, key: str, job: dict[str, Any], log_file: Path, *, start_timeout_s: float) -> None:
-        """`job` is what `python -m envrl.serve --child` reads."""
+        """`job` is what `python -m envrl.serve --child` reads; its `step_timeout_s` bounds our patience."""
         self._key = key
         self._job = job
         self._log_file = log_file
@@ -58,11 +60,25 @@ class ServerProcess:
     async def url(self) -> str:
         """Its address. Raises StageError with the end of its log where it cannot be started."""
         async with self._one_at_a_time:
-            if self._process is not None and self._process.poll() is not None:
+            if self._process is not None and not await self._is_up():
                 self._died()
-            if self._process is None:
+            while self._process is None:
                 await self._start()
             return self._url
+
+    async def _is_up(self) -> bool:
+        """Whether it lives, and answers within the time that a step may take."""
+        assert self._process is not None
+        patience_s = self._job["step_timeout_s"]
+        deadline = None if patience_s is None else monotonic() + patience_s + GRACE_S
+        while self._process.poll() is None:
+            if await self._healthy():
+                return True
+            if deadline is not None and monotonic() > deadline:
+                log.warning("env.%s: its server has not answered for %g s", self._key, patience_s + GRACE_S)
+                return False
+            await asyncio.sleep(POLL_S)
+        return False
 
     def session_returned(self) -> None:
         """A session came back in one piece, so deaths are counted anew."""
@@ -80,10 +96,9 @@ class ServerProcess:
 
     def _died(self) -> None:
         assert self._process is not None
-        status = self._process.returncode
         self._kill()
         self._deaths += 1
-        log.warning("env.%s: its server died (status %s); see %s", self._key, status, self._log_file)
+        log.warning("env.%s: its server died; see %s", self._key, self._log_file)
         if self._deaths >= MAX_DEATHS:
             raise StageError(self._story(f"its server died {self._deaths} times in a row"))
 
@@ -97,8 +112,11 @@ class ServerProcess:
         atexit.register(self._kill)
         try:
             while not await self._healthy():
-                if self._process.poll() is not None:
-                    raise StageError(self._story(f"its server ended with status {self._process.returncode}"))
+                status = self._process.poll()
+                if status is not None and status < 0:  # killed, by somebody or for want of memory
+                    return self._died()
+                if status is not None:
+                    raise StageError(self._story(f"its server ended with status {status}"))
                 if monotonic() - started > self._start_timeout_s:
                     mend = f"raise env.{self._key}.sessions.open_timeout_s"
                     raise StageError(

@@ -67,6 +67,14 @@ def test_each_episode_has_an_object_of_its_own_which_is_closed(play: Any) -> Non
     assert len({game.secret for game in games}) == 1, "the members of a group share its seed"
 
 
+def test_rewards_that_look_at_environments_need_them_here() -> None:
+    refused = (
+        r"reward.terms: .* looks at environments, which server hides; mend: env.custom.backend=in_process"
+    )
+    with pytest.raises(ConfigError, match=refused):
+        compose([*CUSTOM, WORDLE, REWARDS, "env.custom.backend=server"])
+
+
 def test_reset_gets_the_whole_row(play: Any, dataset: Any) -> None:
     row = {"prompt": [{"role": "user", "content": "Go."}], "level": 3, "tags": ["a", None], "seed": 5}
     (episode,) = play(["Done."], target("Base"), dataset(row))

@@ -119,6 +119,37 @@ def test_a_server_that_dies_again_and_again_ends_the_run(
     asyncio.run(die())
 
 
+def test_a_server_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envrl.env.openenv.process.GRACE_S", 0.1)
+
+    async def hang() -> None:
+        source = OpenEnvSource("custom", game("scheduler.step_timeout_s=1"), tmp_path)
+        await source.prepare(1)
+        first = pid_of(source)
+        os.kill(first, signal.SIGSTOP)
+        await source._server.url()
+        assert pid_of(source) != first
+        assert gone(first)
+        await source.close()
+
+    asyncio.run(hang())
+
+
+def test_a_server_killed_while_it_starts_is_started_again(tmp_path: Path) -> None:
+    async def kill_early() -> None:
+        source = OpenEnvSource("custom", game(), tmp_path)
+        starting = asyncio.create_task(source.prepare(1))
+        while source._server.pid is None:  # type: ignore[union-attr]
+            await asyncio.sleep(0.01)
+        first = pid_of(source)
+        os.kill(first, signal.SIGKILL)
+        await starting
+        assert pid_of(source) != first
+        await source.close()
+
+    asyncio.run(kill_early())
+
+
 def test_a_container_that_cannot_start_is_told_of() -> None:
     """No machine of ours has Docker running; where one has, there is no such image."""
     with pytest.raises(StageError, match=r"env\.custom: image no/such:image: \S"):
