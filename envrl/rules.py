@@ -7,6 +7,7 @@ apart from what the user's own modules import.
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from envrl.errors import ConfigError, unknown
 from envrl.importing import load_plugin
 from envrl.reward import resolve
 from envrl.rollout.rows import faults, misfit
+from envrl.rollout.tasks import mixture
 from envrl.scheduler import SwiftScheduler, scheduler_class
 from envrl.scheduler.swift import unfit
 from envrl.spec import Backend, EnvSpec, RunSpec, SchedulerKind, SchedulerSpec, Stage
@@ -296,6 +298,13 @@ def _grpo(spec: RunSpec) -> Iterator[str]:
         yield (
             f"grpo.groups_per_step: {world} ranks share whole groups (got {groups}); "
             f"mend: grpo.groups_per_step={(groups // world + 1) * world}"
+        )
+    weights = {key: env.weight for key, env in spec.env.items()}
+    evaluated = {env for env, _ in islice(mixture(weights), spec.evaluate.episodes)}
+    if spec.evaluates and (left_out := [key for key in spec.env if key not in evaluated]):
+        yield (
+            f"evaluate.episodes: by weight, {spec.evaluate.episodes} leave none for env.{left_out[0]}; "
+            f"mend: evaluate.episodes={math.ceil(sum(weights.values()) / weights[left_out[0]])}"
         )
     if spec.evaluate.samples > 1 and spec.evaluate.temperature == 0:
         yield (

@@ -320,3 +320,10 @@ def test_a_type_hint_that_does_not_exist_at_run_time_is_named(tmp_path: Path) ->
     (tmp_path / "hinted.py").write_text(HINTED)
     overrides = ["env=custom", "env.custom.target=envrl_plugin_hinted:Hinted", "model.warm_start=null"]
     assert "name 'np' is not defined" in refused(*overrides, f"plugins=[{tmp_path}/hinted.py]")
+
+
+def test_no_environment_is_left_out_of_the_evaluation() -> None:
+    uneven = ["env=[wordle,catch]", "env.wordle.weight=30"]
+    with pytest.raises(ConfigError, match="leave none for env.catch; mend: evaluate.episodes=31"):
+        compose([*uneven, "evaluate.episodes=8"])
+    assert compose([*uneven, "evaluate.episodes=31"]).evaluates
