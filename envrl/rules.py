@@ -195,7 +195,7 @@ def _tasks(key: str, spec: RunSpec, environment: Environment) -> Iterator[str]:
     if spec.env[key].dataset is None:
         tasks = environment.tasks(held_out=False) if spec.plays else None
         if tasks == []:
-            mend = f"{path}=<file> env.{key}.reward=[answer]"
+            mend = f"{path}=<file>"
             yield f"env.{key}: {type(environment).__name__} has no tasks without a dataset; mend: {mend}"
         if spec.plays and tasks is None and (missing := misfit((), type(environment).reset)):
             yield f"env.{key}: {missing}, which only a dataset has; mend: {path}=<file>"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,12 @@ from typing import Any
 import yaml
 
 from envrl.errors import ConfigError
+from envrl.rollout.dataset import local_file
 from envrl.spec import UNDIGESTED, RunSpec, digest
 from envrl.tracking import write_whole
+
+ROWS = "datasets.json"
+"""What was in the datasets, where there are any."""
 
 
 def is_main() -> bool:
@@ -39,6 +45,9 @@ def open_run(spec: RunSpec) -> Iterator[None]:
             held.enter_context(_locked(directory))
             if not afresh:
                 _refuse_foreign(directory, spec)
+                _refuse_other_rows(directory, spec)
+            if fingerprints := _fingerprints(spec):
+                write_whole(directory / ROWS, json.dumps(fingerprints, indent=2) + "\n")
             dumped = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
             write_whole(directory / "spec.yaml", dumped)
         except OSError as error:
@@ -95,6 +104,24 @@ def _refuse_foreign(directory: Path, spec: RunSpec) -> None:
             ]
         )
     )
+
+
+def _refuse_other_rows(directory: Path, spec: RunSpec) -> None:
+    """The digest holds a dataset's name; what was in it is kept beside the spec."""
+    path = directory / ROWS
+    old = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    for key, fingerprint in _fingerprints(spec).items():
+        if old.get(key, fingerprint) != fingerprint:
+            raise ConfigError(
+                f"env.{key}.dataset: {spec.env[key].dataset!r} has changed since {directory} was begun; "
+                "give another output_dir=… or resume=never"
+            )
+
+
+def _fingerprints(spec: RunSpec) -> dict[str, str]:
+    """SHA-256 of the dataset of each environment that has a local one."""
+    files = {key: local_file(env.dataset) for key, env in spec.env.items() if env.dataset is not None}
+    return {key: sha256(file.read_bytes()).hexdigest() for key, file in files.items() if file is not None}
 
 
 def _read_spec(directory: Path) -> dict[str, Any] | None:

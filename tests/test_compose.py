@@ -282,10 +282,8 @@ def test_ranks_that_start_apart_agree_on_one_directory() -> None:
 def test_tools_without_a_dataset_have_nothing_to_ask() -> None:
     text = refused("env=tools", "model.warm_start=null")
     assert text.startswith("env.tools: Tools has no tasks without a dataset; mend: env.tools.dataset=<file>")
-    (mend,) = text.splitlines()
-    dataset, reward = mend.partition("mend: ")[2].split()
-    shipped = dataset.replace("<file>", "recipes/data/arithmetic.jsonl")
-    assert compose(["env=tools", "model.warm_start=null", shipped, reward]).env["tools"].reward == ["answer"]
+    shipped = text.partition("mend: ")[2].replace("<file>", "recipes/data/arithmetic.jsonl")
+    assert compose(["env=tools", "model.warm_start=null", shipped]).env["tools"].reward == ["answer"]
 
 
 FACELESS = """

@@ -135,6 +135,18 @@ def test_another_runs_directory_is_refused_with_the_changed_keys() -> None:
         run(compose(lake("output_dir=mine", "stages=[evaluate]", "grpo.steps=9")))
 
 
+def test_a_dataset_that_changed_is_not_taken_for_the_same() -> None:
+    rows = Path("rows.jsonl")
+    rows.write_text('{"seed": 1}\n' * 10)
+    settings = lake("output_dir=mine", "stages=[evaluate]", "env.frozen_lake.dataset=rows.jsonl")
+    run(compose(settings))
+    run(compose(settings))
+    rows.write_text('{"seed": 2}\n' * 10)
+    with pytest.raises(ConfigError, match=r"env.frozen_lake.dataset: 'rows.jsonl' has changed .*resume=never"):
+        run(compose(settings))
+    run(compose([*settings, "resume=never"]))
+
+
 def test_a_failing_stage_says_so_and_leaves_what_was_done() -> None:
     spec = compose(game("Unreachable", "output_dir=failed", "check.require_signal=false"))
     with pytest.raises(StageError, match="no route to the game"):

@@ -43,11 +43,23 @@ class FrozenLake(Environment):
             return rules + "Call move once per turn."
         return rules + "Answer <action>up</action>, with up, down, left or right, once per turn."
 
-    def reset(self, *, seed: int | None = None, grid: list[str] | None = None, **row: Any) -> str:
-        """Draws the board of the seed, or takes the row's own `grid` (one string per board row)."""
+    def reset(
+        self,
+        *,
+        seed: int | None = None,
+        grid: list[str] | None = None,
+        env_config: dict[str, Any] | None = None,
+        **row: Any,
+    ) -> str:
+        """Draws the board of the seed, or takes the row's own `grid` (one string per board row).
+
+        `env_config` is a row of ms-swift's: its seed, size and p draw the board.
+        """
+        drawn: dict[str, Any] = {"size": self.size, "p": self.p, "seed": seed}
+        drawn |= {name: value for name, value in (env_config or {}).items() if name in drawn}
         if isinstance(grid, str):
             raise ValueError(f"grid: a list of rows is needed, got {grid!r}")
-        self.grid = random_map(size=self.size, p=self.p, seed=seed) if grid is None else list(grid)
+        self.grid = random_map(**drawn) if grid is None else list(grid)
         self._distances = _distances(self.grid)
         self.position = _only(self.grid, "S")
         if self.position not in self._distances:

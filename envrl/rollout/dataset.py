@@ -33,7 +33,7 @@ def read_rows(dataset: str) -> list[Row]:
     """
     if not re.search(r"\w", dataset):
         raise ConfigError(f"{dataset!r} names no dataset")
-    file = _file(dataset)
+    file = local_file(dataset)
     try:
         if file is None:
             return _read(_hub, dataset, None)
@@ -57,7 +57,7 @@ def opening_messages(row: Row) -> list[dict[str, Any]] | None:
 
 def same_dataset(one: str, other: str) -> bool:
     """Whether two spellings name one dataset."""
-    return one == other or (_file(one) or one) == (_file(other) or other)
+    return one == other or (local_file(one) or one) == (local_file(other) or other)
 
 
 # --- reading ----------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def _read(reader: Callable[[str], list[Row]], source: str, stamp: object) -> lis
     return reader(source)
 
 
-def _file(dataset: str) -> Path | None:
+def local_file(dataset: str) -> Path | None:
     """The file that a dataset names; None for a folder or a name on the hub."""
     path = shipped(Path(dataset).expanduser())
     return path.resolve() if path.suffix in _READERS or path.is_file() else None

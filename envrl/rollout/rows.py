@@ -84,6 +84,14 @@ def own_rows(key: str, envs: Mapping[str, EnvSpec]) -> list[Row]:
     return [row for row in read_rows(dataset) if key in owners.of(row, dataset_of=key)]
 
 
+def unread(key: str, envs: Mapping[str, EnvSpec]) -> list[str]:
+    """The columns that an environment's reset names, where no row of its dataset has one of them."""
+    named = inspect.signature(Owners(envs).reset_of(key)).parameters.values()
+    own = [p.name for p in named if p.kind is p.KEYWORD_ONLY and p.name != "seed"]
+    found = {column for row in own_rows(key, envs) for column in row}
+    return [] if found & {*own, "seed", "prompt", "messages"} else own
+
+
 def faults(
     key: str, envs: Mapping[str, EnvSpec], *, evaluated: bool, reset: Callable[..., Any] | None = None
 ) -> Iterator[str]:

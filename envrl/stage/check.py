@@ -15,6 +15,7 @@ from envrl.env.sources import episodes_at_once
 from envrl.errors import ConfigError, StageError
 from envrl.grpo.advantages import is_flat
 from envrl.rollout.policy import scripted
+from envrl.rollout.rows import unread
 from envrl.rollout.tasks import Tasks
 from envrl.rollout.trajectory import Episode
 from envrl.scheduler import scheduler_class
@@ -34,7 +35,14 @@ WEAK_SIGNAL = 0.1
 async def run(run: Run) -> None:
     """Environments play, the template is token-exact, the budget fits, and there is something to learn."""
     agent = await run.agent()
+    for key, source in run.sources.items():
+        await source.prepare(episodes_at_once(run.spec, key))
     for key, env in run.spec.env.items():
+        if env.dataset is not None and (columns := unread(key, run.spec.env)):
+            run.progress.log(
+                f"warning: env.{key}.dataset: no row has the column {' or '.join(columns)}, "
+                "so the tasks are drawn by seed"
+            )
         face = scheduler_class(run.spec.scheduler_of(key)).face
         environment = build(key, env)
         agent.chat.check(tool_schemas(environment) if face is Face.TOOL else None)
@@ -44,8 +52,6 @@ async def run(run: Run) -> None:
             _check_solver(run, key, best, worst)
         else:
             run.progress.log(f"check: env.{key} has no solver; only the model can show that it can be played")
-    for key, source in run.sources.items():
-        await source.prepare(episodes_at_once(run.spec, key))
     if not _warm_start_follows(run.spec) and (Stage.TRAIN in run.spec.stages or not run.fresh):
         await learning_signal(run)
 

@@ -127,3 +127,9 @@ def test_the_schema_names_the_directions() -> None:
     assert schema["function"]["name"] == "move"
     direction = schema["function"]["parameters"]["properties"]["direction"]
     assert direction["enum"] == ["up", "down", "left", "right"]
+
+
+def test_a_row_of_ms_swifts_draws_its_board() -> None:
+    lake = FrozenLake(size=6)
+    lake.reset(seed=9, env_config={"name": "frozen_lake", "seed": 1, "size": 4})
+    assert lake.grid == ["FHFF", "SFFF", "GFHF", "FFFF"]

@@ -17,7 +17,7 @@ from pyarrow.parquet import write_table
 from envrl import compose
 from envrl.errors import ConfigError
 from envrl.rollout.dataset import opening_messages, read_rows
-from envrl.rollout.rows import own_rows
+from envrl.rollout.rows import own_rows, unread
 from envrl.rollout.tasks import Task, Tasks
 from envrl.spec import EnvSpec
 
@@ -328,3 +328,12 @@ def test_no_row_is_trained_on_and_evaluated(tmp_path: Path, overrides: list[str]
     )
     with pytest.raises(ConfigError, match="env.frozen_lake: has no task that is held out"):
         tasks(lake(file), 2, "evaluate")
+
+
+def test_columns_that_no_row_has_are_known(tmp_path: Path) -> None:
+    file = lines(tmp_path / "words.jsonl", [{"word": "crane"}] * 20)
+    envs = {"wordle": EnvSpec(kind="wordle", dataset=str(file))}
+    assert unread("wordle", envs) == ["secret"]
+    for sound in ({"secret": "crane"}, {"prompt": "Play."}):
+        lines(file, [sound] * 20)
+        assert unread("wordle", envs) == []

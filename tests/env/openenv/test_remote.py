@@ -143,13 +143,12 @@ def test_games_that_block_or_await_are_played_at_once(remotely: Any, serve: Serv
 
 
 def test_a_reward_that_is_worked_out_at_the_end_arrives(remotely: Any, serve: Serve) -> None:
-    """Of a class written for TRL, scored by a function written for TRL, with one session for the group."""
+    """Of a class written for TRL, with one session for the group."""
     add = '<tool_call>{"name": "add", "arguments": {"number": 3}}</tool_call>'
     overrides = ["env.custom.target=served:Adder", "env.custom.sessions.capacity=1"]
     with serve("served:Adder") as url:
-        episodes = remotely([add, "Done."], *overrides, "reward.terms=[served:rewards]", url=url, members=4)
-    assert [episode.env_reward for episode in episodes] == [1.0] * 4
-    assert [episode.reward for episode in episodes] == [5.0] * 4
+        episodes = remotely([add, "Done."], *overrides, url=url, members=4)
+    assert [episode.reward for episode in episodes] == [1.0] * 4
 
 
 def test_an_environment_that_raised_is_not_used_again(tmp_path: Path, serve: Serve) -> None:
