@@ -142,7 +142,7 @@ def test_a_dataset_that_changed_is_not_taken_for_the_same() -> None:
     run(compose(settings))
     run(compose(settings))
     rows.write_text('{"seed": 2}\n' * 10)
-    with pytest.raises(ConfigError, match=r"env.frozen_lake.dataset: 'rows.jsonl' has changed .*resume=never"):
+    with pytest.raises(ConfigError, match=r"'rows.jsonl' has changed .*resume=never"):
         run(compose(settings))
     run(compose([*settings, "resume=never"]))
 
