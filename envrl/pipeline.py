@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import threading
 import time
@@ -18,8 +17,9 @@ from typing import Any
 from rich.console import Console
 
 from envrl.errors import EnvrlError, StageError
+from envrl.launch import is_main, world_size
 from envrl.report.table import final, table
-from envrl.rundir import is_main, open_run
+from envrl.rundir import open_run
 from envrl.spec import RunSpec
 from envrl.summary import Summary
 
@@ -52,7 +52,7 @@ def _run(spec: RunSpec) -> Summary:
 
 def _shared(summary: Summary | None) -> Summary:
     """The main process's summary, on every rank: what is done already is for one of them to say."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if world_size() > 1:
         from accelerate import PartialState
         from accelerate.utils import broadcast_object_list
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +21,7 @@ from envrl.env.compat.swift.adapter import SwiftEnvironment
 from envrl.env.openenv.adapters import ADAPTERS, AUTO
 from envrl.errors import ConfigError, unknown
 from envrl.importing import load_plugin
+from envrl.launch import world_size
 from envrl.reward import resolve
 from envrl.rollout.rows import faults, misfit
 from envrl.rollout.tasks import mixture
@@ -169,15 +169,17 @@ def _face(key: str, spec: RunSpec, environment: Environment) -> Iterator[str]:
     if scheduler.target is not None:
         yield from _plugged(key, scheduler, cls)
         return
-    if scheduler.kind is SchedulerKind.TOOL_CALLING and cls.conversational:
-        yield f"env.{key}: {cls.__name__} hears text, not tool calls; mend: scheduler=gym"
     if scheduler.kind is SchedulerKind.GYM and cls.parse_action is Environment.parse_action:
         yield f"env.{key}: {cls.__name__} has no parse_action for scheduler=gym; mend: scheduler=tool_calling"
-    if scheduler.kind is SchedulerKind.TOOL_CALLING:
-        for name, function in environment.tools().items():
-            if fault := unreadable(function):
-                yield f"env.{key}: tool {name} of {cls.__name__} {fault}; mend: write it"
-    if scheduler.kind is SchedulerKind.TOOL_CALLING and not environment.tools():
+    if scheduler.kind is not SchedulerKind.TOOL_CALLING:
+        return
+    tools = environment.tools()
+    if cls.conversational:
+        yield f"env.{key}: {cls.__name__} hears text, not tool calls; mend: scheduler=gym"
+    for name, function in tools.items():
+        if fault := unreadable(function):
+            yield f"env.{key}: tool {name} of {cls.__name__} {fault}; mend: write it"
+    if not tools:
         yield f"env.{key}: {cls.__name__} has no @tool for scheduler=tool_calling; mend: scheduler=gym"
 
 
@@ -288,7 +290,7 @@ def _model(spec: RunSpec) -> Iterator[str]:
 
 def _grpo(spec: RunSpec) -> Iterator[str]:
     groups, envs = spec.grpo.groups_per_step, len(spec.env)
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = world_size()
     if groups < envs:
         yield (
             f"grpo.groups_per_step: every one of {envs} environments needs a group "

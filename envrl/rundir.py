@@ -23,11 +23,6 @@ ROWS = "datasets.json"
 """What was in the datasets, where there are any."""
 
 
-def is_main() -> bool:
-    """Whether this process is the one of its launch that writes (rank 0)."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
 @contextmanager
 def open_run(spec: RunSpec) -> Iterator[None]:
     """Makes the run directory, or takes up one that holds the same spec, and holds it while the block runs.
@@ -43,10 +38,11 @@ def open_run(spec: RunSpec) -> Iterator[None]:
                 _move_aside(directory)
             directory.mkdir(parents=True, exist_ok=True)
             held.enter_context(_locked(directory))
+            fingerprints = _fingerprints(spec)
             if not afresh:
                 _refuse_foreign(directory, spec)
-                _refuse_other_rows(directory, spec)
-            if fingerprints := _fingerprints(spec):
+                _refuse_other_rows(directory, spec, fingerprints)
+            if fingerprints:
                 write_whole(directory / ROWS, json.dumps(fingerprints, indent=2) + "\n")
             dumped = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
             write_whole(directory / "spec.yaml", dumped)
@@ -106,11 +102,11 @@ def _refuse_foreign(directory: Path, spec: RunSpec) -> None:
     )
 
 
-def _refuse_other_rows(directory: Path, spec: RunSpec) -> None:
+def _refuse_other_rows(directory: Path, spec: RunSpec, fingerprints: dict[str, str]) -> None:
     """The digest holds a dataset's name; what was in it is kept beside the spec."""
     path = directory / ROWS
     old = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    for key, fingerprint in _fingerprints(spec).items():
+    for key, fingerprint in fingerprints.items():
         if old.get(key, fingerprint) != fingerprint:
             raise ConfigError(
                 f"env.{key}.dataset: {spec.env[key].dataset!r} has changed since {directory} was begun; "

@@ -116,8 +116,3 @@ class Adder:
 
     def get_reward(self) -> float:
         return float(self.total == 3)
-
-
-def rewards(completions: list[Any], environments: list[Any], **columns: Any) -> list[float]:
-    """A reward function as TRL calls it, once per group."""
-    return [environment.reward + len(environments) for environment in environments]

@@ -6,20 +6,17 @@ the middle, nine steps.
 
 from __future__ import annotations
 
-import re
 from random import Random
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from envrl.env.base import Environment, Face, ToolCall, tool
+from envrl.env.choice import read_choice, write_choice
 
 ROWS, COLUMNS = 10, 5
 BALL, PADDLE, EMPTY = "o", "=", "."
 STEP = {"left": -1, "stay": 0, "right": 1}
-
-_TAGGED = re.compile(r"<action>\s*(left|stay|right)\s*</action>", re.IGNORECASE)
-_BARE = re.compile(r"\b(left|stay|right)\b", re.IGNORECASE)
 
 Column = Annotated[int, Field(ge=0, lt=COLUMNS)]
 
@@ -77,16 +74,15 @@ class Catch(Environment):
 
     def parse_action(self, text: str) -> ToolCall:
         """The first tagged word, else the last bare one; a text without any leaves the game as it is."""
-        tagged = _TAGGED.search(text)
-        words = [tagged.group(1)] if tagged else _BARE.findall(text)
-        if not words:
+        word = read_choice(text, tuple(STEP))
+        if word is None:
             hint = "Reply with <action>left|right|stay</action>."
             raise ValueError(f"Invalid response: could not find a move. {hint}\n{self.board()}")
-        return _call(words[-1].lower())
+        return _call(word)
 
     def format_action(self, call: ToolCall) -> str:
         """The tagged word."""
-        return f"<action>{call.arguments.get('direction', 'stay')}</action>"
+        return write_choice(call.arguments.get("direction", "stay"))
 
     def gold_action(self) -> ToolCall:
         """One step towards the ball's column."""

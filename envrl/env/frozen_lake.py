@@ -6,7 +6,6 @@ the same boards here.
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from random import Random
 from typing import Annotated, Any, Literal
@@ -14,14 +13,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from envrl.env.base import Environment, Face, ToolCall, tool
+from envrl.env.choice import read_choice, write_choice
 
 Cell = tuple[int, int]
 
 MOVES: dict[str, Cell] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 """Row and column steps; among equally short paths the solver takes the first."""
-
-_TAGGED = re.compile(r"<action>\s*(up|down|left|right)\s*</action>", re.IGNORECASE)
-_BARE = re.compile(r"\b(up|down|left|right)\b", re.IGNORECASE)
 
 
 class FrozenLake(Environment):
@@ -95,17 +92,16 @@ class FrozenLake(Environment):
 
     def parse_action(self, text: str) -> ToolCall:
         """The first tagged direction, else the last bare one; a text without any costs a step."""
-        tagged = _TAGGED.search(text)
-        words = [tagged.group(1)] if tagged else _BARE.findall(text)
-        if not words:
+        direction = read_choice(text, tuple(MOVES))
+        if direction is None:
             self.metrics["steps"] += 1
             hint = "Reply with <action>up|down|left|right</action>."
             raise ValueError(f"Invalid response: could not find a move. {hint}\n\n{self._board()}")
-        return ToolCall("move", {"direction": words[-1].lower()})
+        return ToolCall("move", {"direction": direction})
 
     def format_action(self, call: ToolCall) -> str:
         """The tagged direction."""
-        return f"<action>{call.arguments['direction']}</action>"
+        return write_choice(call.arguments["direction"])
 
     def gold_action(self) -> ToolCall:
         """One step of a shortest path."""

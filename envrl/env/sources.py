@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
 from envrl.env import build
 from envrl.env.base import Environment
+from envrl.launch import world_size
 from envrl.spec import Backend, EnvSpec, RunSpec
 
 
@@ -68,5 +68,4 @@ def episodes_at_once(spec: RunSpec, key: str) -> int:
     groups = spec.grpo.groups_per_step
     if len(weights) > 1:
         groups = min(groups, math.ceil(share * groups) + 1)  # a mixture's shares are exact to one group
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    return math.ceil(groups / world) * spec.grpo.num_generations
+    return math.ceil(groups / world_size()) * spec.grpo.num_generations

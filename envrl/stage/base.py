@@ -21,6 +21,7 @@ from envrl.engine.transformers import TransformersEngine
 from envrl.env.base import Face
 from envrl.env.sources import sources
 from envrl.grpo import checkpoints
+from envrl.launch import is_main
 from envrl.model.chat import Chat
 from envrl.model.load import end_ids, load
 from envrl.model.tiny import build_model
@@ -29,7 +30,6 @@ from envrl.rollout.corpus import tiny_tokenizer
 from envrl.rollout.runner import Runner
 from envrl.rollout.tasks import Share
 from envrl.rollout.trajectory import Episode
-from envrl.rundir import is_main
 from envrl.seeds import derive
 from envrl.spec import RunSpec, Stage
 from envrl.summary import Summary, machine

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 
 from envrl.rollout.tasks import Tasks
 from envrl.rollout.trajectory import Episode
@@ -16,21 +18,24 @@ async def run(run: Run) -> None:
     """Evaluates the policy as it stands and adds one entry per environment to the summary."""
     label = run.label
     before = [e["label"] for e in run.summary.evaluations if e.get("step") is None and e["label"] != label]
-    for evaluation in await evaluate(run, label):
-        if before and run.accelerator.is_main_process:
-            _compare(evaluation, run, since=before[-1])
+    evaluations = await evaluate(run, label)
+    if before and run.accelerator.is_main_process:
+        _compare(evaluations, run, since=before[-1])
+    for evaluation in evaluations:
         run.summary.add(evaluation)
 
 
-def _compare(evaluation: Evaluation, run: Run, *, since: str) -> None:
-    """Adds the paired change since an earlier label, from the episodes of both."""
-    played: dict[str, list[Record]] = {since: [], evaluation["label"]: []}
+def _compare(evaluations: Sequence[Evaluation], run: Run, *, since: str) -> None:
+    """Adds the paired change since an earlier label, from the episodes of both, which are read once."""
+    played: defaultdict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in iter_jsonl(run.tracker.episodes):
-        final = record["stage"] == Stage.EVALUATE and "step" not in record
-        if final and record["env"] == evaluation["env"] and record["label"] in played:
-            played[record["label"]].append(record)
-    if change := paired_change(*played.values(), since=since):
-        evaluation["change"] = change
+        if record["stage"] == Stage.EVALUATE and "step" not in record:
+            played[record["env"], record["label"]].append(record)
+    for evaluation in evaluations:
+        env = evaluation["env"]
+        old, new = played[env, since], played[env, evaluation["label"]]
+        if change := paired_change(old, new, since=since):
+            evaluation["change"] = change
 
 
 async def evaluate(run: Run, label: str, *, step: int | None = None) -> list[Evaluation]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from envrl.launch import is_main
 from envrl.report.page import render
-from envrl.rundir import is_main
 from envrl.stage.base import Run
 
 

@@ -83,7 +83,7 @@ class Session(GenericEnvClient):  # type: ignore[misc]  # openenv has no types
         """
         await self._connect_async()
         try:
-            await self._send_and_receive({"type": "state"})
+            await self.state()
         except ServerError as error:
             if error.code != "EXECUTION_ERROR":  # an environment may have no state before its reset
                 raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
@@ -20,6 +19,7 @@ from envrl.env.openenv.process import Container, ServerProcess
 from envrl.env.openenv.remote import Remote
 from envrl.env.sources import Source, episodes_at_once
 from envrl.errors import WorldError
+from envrl.launch import is_main, rank, world_size
 from envrl.spec import Backend, RunSpec
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ class OpenEnvSource(Source):
         self._env = spec.env[key]
         self._local = build(key, self._env)
         own = self._env.sessions.capacity
-        world = int(os.environ.get("WORLD_SIZE", "1"))
-        self._limit = max(1, own // world) if own else episodes_at_once(spec, key)
+        self._limit = max(1, own // world_size()) if own else episodes_at_once(spec, key)
         self._server = _server(key, spec, directory, self._limit)
         self._pool: Pool | None = None
         self._adapter: type[Adapter] | None = None
@@ -152,7 +151,6 @@ def _server(key: str, spec: RunSpec, directory: Path, limit: int) -> Server:
     if env.backend is Backend.DOCKER:
         assert env.image is not None
         return Container(key, env.image, start_timeout_s=start_timeout_s)
-    rank = os.environ.get("RANK", "0")
     job = {
         "key": key,
         "env": env.model_dump(mode="json"),
@@ -160,7 +158,7 @@ def _server(key: str, spec: RunSpec, directory: Path, limit: int) -> Server:
         "capacity": 2 * limit,  # a session that timed out holds its place until its step ends
         "step_timeout_s": spec.scheduler.step_timeout_s,
     }
-    log_file = directory / (f"server-{key}.log" if rank == "0" else f"server-{key}-{rank}.log")
+    log_file = directory / (f"server-{key}.log" if is_main() else f"server-{key}-{rank()}.log")
     return ServerProcess(key, job, log_file, start_timeout_s=start_timeout_s)
 
 
