@@ -64,7 +64,7 @@ def problems(error: ValidationError, data: dict[str, Any]) -> Iterator[tuple[str
     for e in error.errors(include_url=False):
         if _UNION.match(str(e["loc"][-1])) and isinstance(e["input"], dict | list):
             continue  # the type that it is has judged it, too
-        loc = [part for part in e["loc"] if part != "[key]" and not _UNION.match(str(part))]
+        loc = [part for part in _untagged(e["loc"]) if part != "[key]" and not _UNION.match(str(part))]
         keys = [str(part) for part in loc if not isinstance(part, int)]
         path = ".".join(keys)
         index = "".join(f"[{part}]" for part in loc if isinstance(part, int))
@@ -75,6 +75,9 @@ def problems(error: ValidationError, data: dict[str, Any]) -> Iterator[tuple[str
 def unknown_key(keys: Sequence[str]) -> str:
     """A key that the spec does not have; names the nearest one, be it a sibling or of another group."""
     *parents, key = keys
+    above = ".".join(parents)
+    if homes := [kind for kind, spec in _variants(_type_at(parents)).items() if key in spec.model_fields]:
+        return f"{'.'.join(keys)}: not for this {above}; mend: {above}={'|'.join(homes)}"
     siblings = _fields(parents)
     near = [".".join([*parents, name]) for name in get_close_matches(key, siblings, 1)]
     elsewhere = [path for path in _paths(RunSpec) if path.rpartition(".")[2] == key]
@@ -87,7 +90,7 @@ def allows(keys: Sequence[str]) -> bool:
     """Whether the spec has a place for this key."""
     *parents, key = keys
     at = _type_at(parents)
-    return at is not None and (not _is_spec(at) or key in at.model_fields)
+    return at is not None and (key in _fields(parents) or not (_is_spec(at) or _variants(at)))
 
 
 def _line(path: str, index: str, e: Any) -> str:
@@ -97,6 +100,9 @@ def _line(path: str, index: str, e: Any) -> str:
         return f"{path}: no value; mend: {path}={shown}"
     if kind == "none_required":
         return f"{path}: not built yet (got {_short(value)}); mend: {path}=null"
+    if kind == "union_tag_invalid":
+        choices = re.findall(r"'([^']*)'", context["expected_tags"])
+        return f"{unknown(f'{path}.kind', context['tag'], choices)}; mend: {path}={'|'.join(choices)}"
     if kind in ("enum", "literal_error"):
         choices = re.findall(r"'([^']*)'", context["expected"])
         mend = f"[{'|'.join(choices)}, ...]" if index else "|".join(choices)
@@ -115,6 +121,22 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def _untagged(loc: tuple[int | str, ...]) -> list[int | str]:
+    """A path without the `kind` that pydantic puts after a group with variants."""
+    keys: list[int | str] = []
+    for part in loc:
+        variants = _variants(_type_at([str(key) for key in keys if not isinstance(key, int)]))
+        if part not in variants:
+            keys.append(part)
+    return keys
+
+
+def _variants(at: Any) -> dict[str, type[BaseModel]]:
+    """The specs among which a group's `kind` chooses; none for anything else."""
+    specs = [arg for arg in get_args(at) if _is_spec(arg) and "kind" in arg.model_fields]
+    return {get_args(spec.model_fields["kind"].annotation)[0]: spec for spec in specs}
+
+
 def _is_spec(at: Any) -> bool:
     return isinstance(at, type) and issubclass(at, BaseModel)
 
@@ -123,9 +145,9 @@ def _type_at(keys: Sequence[str]) -> Any:
     """The type that the spec has at a path: a Spec, or any other type; None where it has nothing."""
     at: Any = RunSpec
     for key in keys:
-        if _is_spec(at):
-            field = at.model_fields.get(key)
-            at = None if field is None else field.annotation
+        if specs := [at] if _is_spec(at) else list(_variants(at).values()):
+            fields = (spec.model_fields.get(key) for spec in specs)
+            at = next((field.annotation for field in fields if field is not None), None)
         else:
             at = next(iter(get_args(at)[1:]), None)  # the values of a dict
         inner = [arg for arg in get_args(at) if arg is not NoneType]
@@ -135,7 +157,8 @@ def _type_at(keys: Sequence[str]) -> Any:
 
 def _fields(keys: Sequence[str]) -> list[str]:
     at = _type_at(keys)
-    return list(at.model_fields) if _is_spec(at) else []
+    specs = [at] if _is_spec(at) else _variants(at).values()
+    return list(dict.fromkeys(name for spec in specs for name in spec.model_fields))
 
 
 def _paths(spec: type[BaseModel], above: str = "") -> Iterator[str]:

@@ -11,9 +11,12 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import yaml
 
 from envrl.env import CUSTOM, build, environment_class, kinds
 from envrl.env.base import Environment, has_solver, unreadable
@@ -22,12 +25,24 @@ from envrl.env.openenv.adapters import ADAPTERS, AUTO
 from envrl.errors import ConfigError, unknown
 from envrl.importing import load_plugin
 from envrl.launch import world_size
+from envrl.paths import CONF
 from envrl.reward import resolve
 from envrl.rollout.rows import faults, misfit
 from envrl.rollout.tasks import mixture
 from envrl.scheduler import SwiftScheduler, scheduler_class
 from envrl.scheduler.swift import unfit
-from envrl.spec import Backend, EnvSpec, RunSpec, SchedulerKind, SchedulerSpec, Stage
+from envrl.spec import (
+    Backend,
+    ColocateSpec,
+    EnvSpec,
+    RunSpec,
+    SchedulerKind,
+    SchedulerSpec,
+    ServerSpec,
+    Stage,
+    TransformersSpec,
+    VllmSpec,
+)
 
 _BAD_ROWS = 3  # of a dataset that are shown; one mistake often spoils every row
 _ORDER = [Stage.CHECK, Stage.WARM_START, Stage.TRAIN, Stage.REPORT]
@@ -36,7 +51,18 @@ _SWEEP = {"retries": 0, "objective": "success_rate", "dry_run": False}
 
 def broken(spec: RunSpec) -> Iterator[str]:
     """All broken rules; plugins are imported first, since they may bring what the others look for."""
-    for rule in (_plugins, _names, _unbuilt, _stages, _environments, _scheduler, _rewards, _model, _grpo):
+    for rule in (
+        _plugins,
+        _names,
+        _unbuilt,
+        _stages,
+        _environments,
+        _scheduler,
+        _rewards,
+        _model,
+        _vllm,
+        _grpo,
+    ):
         yield from rule(spec)
 
 
@@ -64,9 +90,6 @@ def _unbuilt(spec: RunSpec) -> Iterator[str]:
     trackers = [tracker for tracker in spec.tracker if tracker != "local"]
     refused = {
         "scheduler=harness": spec.scheduler.kind is SchedulerKind.HARNESS and "scheduler=tool_calling",
-        f"vllm_mode={spec.vllm_mode.kind}": spec.vllm_mode.kind != "none" and "vllm_mode=none",
-        "vllm_mode.launch=true": spec.vllm_mode.launch and "vllm_mode.launch=false",
-        f"vllm_mode.gpus={spec.vllm_mode.gpus}": spec.vllm_mode.gpus is not None and "vllm_mode.gpus=null",
         f"grpo.staleness={grpo.staleness}": grpo.staleness > 0 and "grpo.staleness=0",
         f"grpo.credit={grpo.credit}": grpo.credit != "episode" and "grpo.credit=episode",
         f"grpo.kl_coef={grpo.kl_coef:g}": grpo.kl_coef > 0 and "grpo.kl_coef=0",
@@ -286,6 +309,48 @@ def _model(spec: RunSpec) -> Iterator[str]:
             f"model.tiny.num_key_value_heads: must divide num_attention_heads, which is {heads} "
             f"(got {shared}); mend: model.tiny.num_key_value_heads={heads}"
         )
+
+
+def _vllm(spec: RunSpec) -> Iterator[str]:
+    vllm, world = spec.vllm_mode, world_size()
+    if isinstance(vllm, TransformersSpec):
+        return
+    starts = isinstance(vllm, ColocateSpec) or vllm.launch
+    if starts and find_spec("vllm") is None:
+        mend = "pip install 'envrl[vllm]', or vllm_mode=none"
+        yield f"vllm_mode={vllm.kind}: vllm is not installed; mend: {mend}"
+    if isinstance(vllm, ServerSpec):
+        yield from _server(vllm)
+    elif vllm.tensor_parallel_size > 1 and world > 1:
+        yield (
+            f"vllm_mode.tensor_parallel_size: every rank of a launch has an engine on its own GPU "
+            f"(got {vllm.tensor_parallel_size} with {world} ranks); mend: vllm_mode=server"
+        )
+
+
+def _server(vllm: ServerSpec) -> Iterator[str]:
+    if vllm.launch == bool(vllm.url):
+        yield (
+            f"vllm_mode.url: either servers that run or launch=true (got {vllm.url}, launch={vllm.launch}); "
+            "mend: vllm_mode.url=[http://...] or vllm_mode.launch=true"
+        )
+    for url in vllm.url:
+        if not (url.startswith("http") and _is_address(url)):
+            yield f"vllm_mode.url: must be http:// or https:// and a host (got {url!r}); mend: [http://host:port]"
+    if vllm.launch:
+        needed = vllm.replicas * vllm.tensor_parallel_size
+        if vllm.gpus is not None and (len(vllm.gpus) != needed or len(set(vllm.gpus)) != needed):
+            yield (
+                f"vllm_mode.gpus: replicas={vllm.replicas} of tensor_parallel_size="
+                f"{vllm.tensor_parallel_size} need {needed} GPUs, each once (got {vllm.gpus}); "
+                "mend: vllm_mode.replicas=..."
+            )
+        return
+    shipped = yaml.safe_load((CONF / "vllm_mode" / "server.yaml").read_text("utf-8"))
+    for name in [*VllmSpec.model_fields, "replicas", "gpus", "start_timeout_s"]:
+        if (value := getattr(vllm, name)) != shipped[name] and vllm.url:
+            mend = f"leave out vllm_mode.{name}, or vllm_mode.launch=true"
+            yield f"vllm_mode.{name}: the server at url has its own (got {value!r}); mend: {mend}"
 
 
 def _grpo(spec: RunSpec) -> Iterator[str]:

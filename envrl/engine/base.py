@@ -57,6 +57,24 @@ class Generation:
     """False for what is said without being worth learning."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineStats:
+    """Totals since the engine started; seconds are summed over requests."""
+
+    queue_s: float = 0.0
+    """From the request to its first forward pass."""
+    prefill_s: float = 0.0
+    """From there to the first sampled token."""
+    decode_s: float = 0.0
+    """From there to the last."""
+    prompt_tokens: int = 0
+    """Of all requests, those of earlier turns included."""
+    cached_tokens: int = 0
+    """Those among them whose keys and values were there already."""
+    preemptions: int = 0
+    """Requests that lost their memory to others and were computed again."""
+
+
 class Engine(ABC):
     """Continuous batching over one model."""
 
@@ -64,6 +82,8 @@ class Engine(ABC):
     """Raised by `load_weights`; each Generation carries the version that made it."""
     max_context: int
     """Prompt and completion together, in tokens."""
+    kv_tokens: int | None = None
+    """How many tokens' keys and values fit at once; None where that is unknown or unbounded."""
 
     async def start(self) -> None:
         """Brings the engine up; `generate` may be called afterwards."""
@@ -78,8 +98,15 @@ class Engine(ABC):
     async def release(self, episode: str) -> None:
         """Forgets an episode: its cache and its routing. Harmless when unknown."""
 
+    async def stats(self) -> EngineStats:
+        """Where its time went, and what it computed."""
+        return EngineStats()
+
     async def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Waits for running requests, takes the weights (Hugging Face names), resets every cache."""
+        """Waits for running requests, takes the weights (Hugging Face names), resets every cache.
+
+        `weights` can be walked again: an engine that dies walks it for its successor.
+        """
         self.weights_version = version
 
     async def sleep(self) -> None:

@@ -36,13 +36,15 @@ WARM_START_STEPS = 120
 class Side:
     """A process that takes a step when asked to."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(
+        self, name: str, folder: Path, *, script: str = "grpo_side.py", steps: int = ROUNDS + 1
+    ) -> None:
         self.name = name
         self.steps: list[dict[str, float]] = []
         self._log = folder / f"{name}.log"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, HERE / "grpo_side.py", name, folder, str(ROUNDS + 1)],
+                [sys.executable, HERE / script, name, folder, str(steps)],
                 env=ENVIRONMENT,
                 cwd=folder,
                 stdin=subprocess.PIPE,
@@ -51,13 +53,13 @@ class Side:
                 text=True,
             )
 
-    def step(self) -> dict[str, float]:
+    def step(self, latency_s: float = LATENCY_S) -> dict[str, float]:
         """Takes one step and says how long it took and what was done in it."""
         assert self._process.stdin
         assert self._process.stdout
         started = time.perf_counter()
         with suppress(BrokenPipeError):  # it has died, and its log says of what
-            print(file=self._process.stdin, flush=True)
+            print(latency_s, file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         step_s = time.perf_counter() - started
         if not answer:

@@ -1,7 +1,7 @@
 """One side of the comparison with TRL, in its own process: takes a step when told to, and says what it did.
 
-python grpo_side.py SIDE FOLDER STEPS, with SIDE one of `sides`. One line on stdin starts a step; one line
-of JSON on stdout answers.
+python grpo_side.py SIDE FOLDER STEPS, with SIDE one of `sides`. One line on stdin, the tool's mean latency in
+seconds, starts a step; one line of JSON on stdout answers.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from slow_lake import Latency
 
 GROUPS, MEMBERS = 8, 8
 TURNS, TOKENS = 10, 512
@@ -31,13 +33,14 @@ class Parent:
 
     def wait(self) -> None:
         """Until the next step is asked for, or none is any more."""
-        sys.stdin.readline()
+        if line := sys.stdin.readline():
+            Latency.mean_s = float(line)
 
     def answer(self, **figures: float) -> None:
         print(json.dumps(figures), file=self._answers, flush=True)
 
 
-def ours(parent: Parent, folder: Path, steps: int) -> None:
+def ours(parent: Parent, folder: Path, steps: int, *, overrides: Sequence[str] = ()) -> None:
     """envrl's train stage."""
     from envrl import compose
     from envrl.stage import train
@@ -66,7 +69,7 @@ def ours(parent: Parent, folder: Path, steps: int) -> None:
             *[f"scheduler.max_turns={TURNS}", f"scheduler.max_tokens={TOKENS}", "scheduler.after_done=speak"],
             *[f"grpo.groups_per_step={GROUPS}", f"grpo.num_generations={MEMBERS}", f"grpo.steps={steps}"],
             *[f"grpo.learning_rate={LEARNING_RATE}", "checkpoint.every=null", f"seed={SEED}"],
-            f"output_dir={folder / 'ours'}",
+            *[f"output_dir={folder / 'ours'}", *overrides],
         ]
     )
     run = Run(spec, Summary(spec.digest))
@@ -75,8 +78,8 @@ def ours(parent: Parent, folder: Path, steps: int) -> None:
     asyncio.run(train.run(run))
 
 
-def trl(parent: Parent, folder: Path, steps: int, *, lake: str = "TrlLake") -> None:
-    """TRL's GRPOTrainer with environment_factory and transformers generation."""
+def trl(parent: Parent, folder: Path, steps: int, *, lake: str = "TrlLake", **settings: Any) -> None:
+    """TRL's GRPOTrainer with environment_factory, and with transformers generation where nothing is set."""
     import slow_lake
     import torch
     from datasets import Dataset
@@ -117,7 +120,7 @@ def trl(parent: Parent, folder: Path, steps: int, *, lake: str = "TrlLake") -> N
         train_dataset=Dataset.from_dict(_tasks(steps)),
         environment_factory=getattr(slow_lake, lake),
         callbacks=[StepByStep()],
-        args=_settings(folder, steps),
+        args=_settings(folder, steps, **settings),
     ).train()
 
 
@@ -142,7 +145,7 @@ def _tasks(steps: int) -> dict[str, list[Any]]:
     return {"prompt": [rules] * len(seeds), "seed": seeds}
 
 
-def _settings(folder: Path, steps: int) -> Any:
+def _settings(folder: Path, steps: int, **settings: Any) -> Any:
     from trl import GRPOConfig
 
     return GRPOConfig(
@@ -162,6 +165,7 @@ def _settings(folder: Path, steps: int) -> Any:
         report_to="none",
         save_strategy="no",
         disable_tqdm=True,
+        **settings,
     )
 
 

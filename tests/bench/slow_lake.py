@@ -11,8 +11,18 @@ from envrl.env import tool
 from envrl.env.frozen_lake import FrozenLake
 
 LATENCY_S = 0.05
-"""Mean of the exponential distribution."""
 Direction = Literal["up", "down", "left", "right"]
+
+
+class Latency:
+    """How long a call of the tool takes."""
+
+    mean_s = LATENCY_S
+    """Of an exponential distribution."""
+
+    @classmethod
+    def draw(cls) -> float:
+        return expovariate(1 / cls.mean_s) if cls.mean_s else 0.0
 
 
 class OurLake(FrozenLake):
@@ -26,7 +36,7 @@ class OurLake(FrozenLake):
             direction: Where to go.
         """
         answer = super().move(direction)
-        await asyncio.sleep(expovariate(1 / LATENCY_S))
+        await asyncio.sleep(Latency.draw())
         return answer
 
 
@@ -46,7 +56,7 @@ class TrlLake:
             direction: Where to go.
         """
         answer = self._game.move(direction)
-        time.sleep(expovariate(1 / LATENCY_S))
+        time.sleep(Latency.draw())
         return answer
 
 
@@ -60,5 +70,5 @@ class AsyncTrlLake(TrlLake):
             direction: Where to go.
         """
         answer = self._game.move(direction)
-        await asyncio.sleep(expovariate(1 / LATENCY_S))
+        await asyncio.sleep(Latency.draw())
         return answer
