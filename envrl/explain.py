@@ -134,7 +134,7 @@ def _untagged(loc: tuple[int | str, ...]) -> list[int | str]:
 def _variants(at: Any) -> dict[str, type[BaseModel]]:
     """The specs among which a group's `kind` chooses; none for anything else."""
     specs = [arg for arg in get_args(at) if _is_spec(arg) and "kind" in arg.model_fields]
-    return {get_args(spec.model_fields["kind"].annotation)[0]: spec for spec in specs}
+    return {kind: spec for spec in specs for kind in get_args(spec.model_fields["kind"].annotation)}
 
 
 def _is_spec(at: Any) -> bool:

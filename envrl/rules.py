@@ -93,8 +93,6 @@ def _unbuilt(spec: RunSpec) -> Iterator[str]:
         f"grpo.staleness={grpo.staleness}": grpo.staleness > 0 and "grpo.staleness=0",
         f"grpo.credit={grpo.credit}": grpo.credit != "episode" and "grpo.credit=episode",
         f"grpo.kl_coef={grpo.kl_coef:g}": grpo.kl_coef > 0 and "grpo.kl_coef=0",
-        f"rollout.min_inflight={spec.rollout.min_inflight}": spec.rollout.min_inflight is not None
-        and "rollout.min_inflight=null",
         f"tracker=[{','.join(trackers)}]": bool(trackers) and "tracker=[local]",
     }
     for key, env in spec.env.items():

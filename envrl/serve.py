@@ -8,14 +8,13 @@ client can play; an action is {"tool": "guess", "arguments": {"word": "crane"}} 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import sys
 from collections.abc import Sequence
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from envrl.child import end_with_parent
 from envrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def served_spec(overrides: Sequence[str]) -> RunSpec:
 
 def child(job: dict[str, Any]) -> int:
     """What envrl.env.openenv.process asks for: an inherited socket, and an end with its parent."""
-    Thread(target=_end_with_parent, name="envrl-parent", daemon=True).start()
+    Thread(target=end_with_parent, name="envrl-parent", daemon=True).start()
     from envrl.env.openenv.hosting import app
     from envrl.importing import load_plugin
     from envrl.spec import EnvSpec
@@ -110,12 +109,6 @@ def _serve(served: FastAPI, sockets: list[socket.socket] | None = None, **settin
         served, ws_max_size=100 * 2**20, timeout_graceful_shutdown=2, access_log=False, **settings
     )
     uvicorn.Server(config).run(sockets)
-
-
-def _end_with_parent() -> None:
-    """The parent never writes into this pipe: it ends when the parent does."""
-    os.read(0, 1)
-    os.killpg(0, signal.SIGKILL)
 
 
 def _judge_address(host: str, port: int) -> None:

@@ -257,10 +257,10 @@ class RolloutSpec(Spec):
 
     retries: Count
     """Fresh attempts for an episode that the world broke."""
-    min_inflight: Positive | None
-    """Not built yet."""
+    min_inflight: Positive
+    """Episodes at once that the engine's memory is never taken to be too small for; max_inflight wins."""
     max_inflight: Positive | None
-    """Episodes at once."""
+    """Episodes at once; None: as many as the engine's memory for keys and values carries."""
     max_error_rate: Share
     """The run stops when more than this share of a step's episodes ended as `error`."""
 

@@ -166,7 +166,6 @@ BAD = {
     "grpo.staleness=1": "mend: grpo.staleness=0",
     "grpo.credit=turn": "mend: grpo.credit=episode",
     "grpo.kl_coef=0.1": "mend: grpo.kl_coef=0",
-    "rollout.min_inflight=4": "mend: rollout.min_inflight=null",
     "tracker=[wandb]": "tracker=[wandb]: not built yet; mend: tracker=[local]",
     "sweep.retries=3": "mend: sweep.retries=0",
     "resume=nver": "resume: unknown 'nver'; did you mean never?",

@@ -7,10 +7,11 @@ the coroutine aborts the request.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from operator import add, sub
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,6 +75,16 @@ class EngineStats:
     preemptions: int = 0
     """Requests that lost their memory to others and were computed again."""
 
+    def __add__(self, other: Self) -> Self:
+        return self._with(add, other)
+
+    def __sub__(self, other: Self) -> Self:
+        return self._with(sub, other)
+
+    def _with(self, operator: Callable[[Any, Any], Any], other: Self) -> Self:
+        names = self.__dataclass_fields__
+        return type(self)(**{n: operator(getattr(self, n), getattr(other, n)) for n in names})
+
 
 class Engine(ABC):
     """Continuous batching over one model."""
@@ -83,7 +94,10 @@ class Engine(ABC):
     max_context: int
     """Prompt and completion together, in tokens."""
     kv_tokens: int | None = None
-    """How many tokens' keys and values fit at once; None where that is unknown or unbounded."""
+    """How many tokens' keys and values fit at once; None where that is unknown or unbounded.
+
+    Ranks that share an engine have a part each.
+    """
 
     async def start(self) -> None:
         """Brings the engine up; `generate` may be called afterwards."""
@@ -99,7 +113,11 @@ class Engine(ABC):
         """Forgets an episode: its cache and its routing. Harmless when unknown."""
 
     async def stats(self) -> EngineStats:
-        """Where its time went, and what it computed."""
+        """Where its time went, and what it computed: no figure ever falls.
+
+        Never raises: an engine that cannot be asked now says what it said last. Ranks that share an engine
+        are each told their part.
+        """
         return EngineStats()
 
     async def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

@@ -62,6 +62,14 @@ class KVCache:
         """The memory that is held now."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._layers.values())
 
+    @property
+    def positions(self) -> int | None:
+        """How many fit in all; None before a model has shown what one takes."""
+        position_bytes = sum(self._sizes.values())
+        # not kept: by the next rollout it may be another
+        most = self._budget() if self._most is None else self._most
+        return most // position_bytes if position_bytes else None
+
     def room(self, length: int) -> int:
         """How many slots of so many positions may be reserved; one may be in any case."""
         if self._most is None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
 from itertools import compress
 from random import Random
 
@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from envrl.engine.base import Engine, Generation, GenerationStop, Sampling
+from envrl.engine.base import Engine, EngineStats, Generation, GenerationStop, Sampling
 from envrl.engine.forward import Forward
 from envrl.engine.kv import KVCache, Pass, spare_bytes
+from envrl.engine.request import Request
 from envrl.engine.sample import sample
 from envrl.engine.slots import Slot, Slots
 from envrl.errors import EngineError, EnvrlError
@@ -34,22 +35,6 @@ _CHUNK = 512
 """Most tokens of one row that a pass feeds; longer prompts take several passes."""
 _PADDED = 4096
 """Most rows x longest row among those that feed several tokens in a pass."""
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    episode: str
-    ids: list[int]
-    """The prompt, then what was sampled."""
-    limit: int
-    """Length of `ids` at which it ends."""
-    ends: frozenset[int]
-    """Ids that end it, the model's own among them."""
-    sampling: Sampling
-    future: asyncio.Future[Generation]
-    random: Random
-    logprobs: list[float] = field(default_factory=list)
-    slot: Slot = field(init=False)
 
 
 class TransformersEngine(Engine):
@@ -90,10 +75,11 @@ class TransformersEngine(Engine):
             lambda: spare_bytes(model.device) if kv_cache_gib is None else int(kv_cache_gib * 2**30),
         )
         self._slots = Slots()
-        self._waiting: deque[_Request] = deque()
-        self._running: list[_Request] = []
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
         self._arrivals = 0
         self._held = 0
+        self._stats = EngineStats()
         self._closed = False
         self._task: asyncio.Task[None] | None = None
 
@@ -101,6 +87,11 @@ class TransformersEngine(Engine):
     def kv_bytes(self) -> int:
         """Memory that keys and values take now."""
         return self._cache.nbytes
+
+    @property
+    def kv_tokens(self) -> int | None:  # type: ignore[override]  # depends on what others leave of a GPU
+        """See Engine. None before `start`, which shows what a token takes."""
+        return self._cache.positions
 
     # --- the contract -----------------------------------------------------------------------
 
@@ -122,7 +113,7 @@ class TransformersEngine(Engine):
             return Generation([], [], GenerationStop.LENGTH, self.weights_version)
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         ends = self._eos | sampling.stop_ids
-        request = _Request(episode, list(ids), limit, ends, sampling, future, Random(sampling.seed))
+        request = Request(episode, list(ids), limit, ends, sampling, future, Random(sampling.seed))
         self._waiting.append(request)
         self._arrivals += 1
         self._kick()
@@ -140,6 +131,10 @@ class TransformersEngine(Engine):
         self._slots.free(episode)
         if not self._slots.places:
             self._cache.rest()
+
+    async def stats(self) -> EngineStats:
+        """See Engine. An episode that lost its memory between two turns counts as preempted, too."""
+        return self._stats
 
     async def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See Engine. Tensors that already are the module's own are not copied."""
@@ -205,7 +200,7 @@ class TransformersEngine(Engine):
             if slot is None:
                 late.append(request)
             else:
-                request.slot = slot
+                request.seat(slot)
                 self._running.append(request)
         self._waiting.extendleft(reversed(late))
         return bool(self._running)
@@ -214,11 +209,11 @@ class TransformersEngine(Engine):
         """Whether the first in the queue may be seated; what has begun ends before anything else happens."""
         return bool(self._waiting) and (not self._held or bool(self._waiting[0].logprobs))
 
-    def _fits(self, request: _Request) -> bool:
+    def _fits(self, request: Request) -> bool:
         """Whether memory is left for it; episodes that wait for their environment give way."""
         room = self._cache.room(_longest([request, *self._running]))
         new = request.episode not in self._slots
-        return len(self._running) < room and self._slots.evict(room - new, but=request.episode)
+        return len(self._running) < room and self._evict(room - new, but=request.episode)
 
     def _make_room(self) -> None:
         """Where rows outgrow the memory, those seated last queue again, in front; what they sampled stays."""
@@ -226,7 +221,15 @@ class TransformersEngine(Engine):
             request = self._running.pop()
             self._waiting.appendleft(request)
             self._slots.free(request.episode)
-        self._slots.evict(room)
+            self._stats += EngineStats(preemptions=1)
+        self._evict(room)
+
+    def _evict(self, room: int, *, but: str = "") -> bool:
+        held = len(self._slots)
+        enough = self._slots.evict(room, but=but)
+        if evicted := held - len(self._slots):
+            self._stats += EngineStats(preemptions=evicted)
+        return enough
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """A pass that raised fails everyone who waits; the engine starts afresh with the next request."""
@@ -284,10 +287,10 @@ class TransformersEngine(Engine):
         if any(ready):
             self._extend(list(compress(rows, ready)), logits_RV)
 
-    def _choose(self) -> tuple[list[_Request], list[_Request]]:
+    def _choose(self) -> tuple[list[Request], list[Request]]:
         """Who takes part: all that feed one token, and as many that feed several as fit."""
-        singles: list[_Request] = []
-        several: list[_Request] = []
+        singles: list[Request] = []
+        several: list[Request] = []
         widest = 0
         for request in self._running:
             todo = len(request.ids) - request.slot.cached
@@ -299,7 +302,7 @@ class TransformersEngine(Engine):
                 widest = width
         return singles, several
 
-    def _place(self, singles: list[_Request], several: list[_Request]) -> None:
+    def _place(self, singles: list[Request], several: list[Request]) -> None:
         """Moves their slots to the front of the cache and sorts them as they lie."""
         longest = max(min(len(r.ids), r.slot.cached + _CHUNK) for r in singles + several)
         if len(self._slots.places) > self._cache.room(longest):
@@ -316,15 +319,17 @@ class TransformersEngine(Engine):
             length = max(slot.cached for _, slot in moves)
             self._cache.move([old for old, _ in moves], [slot.place for _, slot in moves], length)
 
-    def _extend(self, requests: list[_Request], logits_RV: Tensor) -> None:
+    def _extend(self, requests: list[Request], logits_RV: Tensor) -> None:
         """Samples a token for each request and answers those that end with it."""
         settings = [request.sampling for request in requests]
         tokens, logprobs = sample(logits_RV, settings, [request.random.random() for request in requests])
+        now = time.perf_counter()
         if not math.isfinite(sum(logprobs)):
             raise EngineError("the model's logits are not finite")
         for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
             request.ids.append(token)
             request.logprobs.append(logprob)
+            request.spoken = request.spoken or now
             if token in request.ends:
                 self._finish(request, GenerationStop.EOS if token in self._eos else GenerationStop.STOP)
             elif len(request.ids) >= request.limit:
@@ -332,14 +337,15 @@ class TransformersEngine(Engine):
 
     # --- beginnings and ends ----------------------------------------------------------------
 
-    def _finish(self, request: _Request, stop: GenerationStop) -> None:
+    def _finish(self, request: Request, stop: GenerationStop) -> None:
         sampled = request.ids[len(request.ids) - len(request.logprobs) :]
+        self._stats += request.spent()
         self._forget(request)
         if not request.future.done():
             generation = Generation(sampled, request.logprobs, stop, self.weights_version)
             request.future.set_result(generation)
 
-    def _forget(self, request: _Request) -> None:
+    def _forget(self, request: Request) -> None:
         """Takes a request out, wherever it is; what it has cached stays with its episode."""
         if request in self._running:
             self._running.remove(request)
@@ -350,7 +356,7 @@ class TransformersEngine(Engine):
             self._forward.give_back()
 
 
-def _longest(requests: Iterable[_Request]) -> int:
+def _longest(requests: Iterable[Request]) -> int:
     return max((len(request.ids) for request in requests), default=0)
 
 

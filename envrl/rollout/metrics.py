@@ -1,12 +1,20 @@
-"""What a step's episodes say, as numbers for metrics.jsonl. Names follow TRL's where it has one."""
+"""What a step's episodes say, as numbers for metrics.jsonl. Names follow TRL's where it has one.
+
+`time/episode/*_s` says where the time of an episode goes: mean seconds in the engine's queue, prefill and
+decode, in the environment (reset, steps, waiting for a session) and in our parsing and rendering, beside
+the whole of it. What is left is waiting for the event loop.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from statistics import fmean, pstdev
 from typing import Any
 
+from envrl.engine.base import EngineStats
+from envrl.rollout.inflight import Inflight
 from envrl.stop import StopReason
 
 Record = dict[str, Any]
@@ -28,8 +36,35 @@ def episode_metrics(records: Sequence[Record]) -> dict[str, float]:
     stops = Counter(r["stop"] for r in records)
     metrics |= {f"stop/{stop}": stops[stop] / len(records) for stop in StopReason}
     if live:
-        metrics |= _scores(live) | _lengths(live)
+        metrics |= _scores(live) | _lengths(live) | _times(live)
     return metrics
+
+
+def engine_metrics(spent: Sequence[EngineStats], *, episodes: int) -> dict[str, float]:
+    """What the ranks' engines spent on so many episodes in all.
+
+    `engine/prompt_tokens` counts every turn's whole history, and `engine/cached_fraction` is what share of
+    it was not computed again.
+    """
+    total = sum(spent, EngineStats())
+    return {
+        "time/episode/queue_s": total.queue_s / episodes,
+        "time/episode/prefill_s": total.prefill_s / episodes,
+        "time/episode/decode_s": total.decode_s / episodes,
+        "engine/prompt_tokens": total.prompt_tokens,
+        "engine/cached_fraction": total.cached_tokens / max(total.prompt_tokens, 1),
+        "rollout/preemptions": total.preemptions,
+    }
+
+
+def inflight_metrics(ranks: Sequence[Inflight]) -> dict[str, float]:
+    """Episodes at once, summed over ranks; the limit is left out where there is none."""
+    limit = sum(rank.limit for rank in ranks)
+    return {
+        "rollout/inflight_mean": sum(rank.mean for rank in ranks),
+        "rollout/inflight_max": sum(rank.most for rank in ranks),
+        **({"rollout/inflight_limit": limit} if isfinite(limit) else {}),
+    }
 
 
 def _scores(live: Sequence[Record]) -> dict[str, float]:
@@ -60,6 +95,16 @@ def _lengths(live: Sequence[Record]) -> dict[str, float]:
         "tools/call_frequency": calls / len(live),
         "tools/failure_frequency": failures / calls if calls else 0.0,
         "invalid_actions": failures / len(live),
+    }
+
+
+def _times(live: Sequence[Record]) -> dict[str, float]:
+    environment = [r["reset_s"] + sum(turn["step_s"] for turn in r["turns"]) for r in live]
+    parse = [r["prompt_s"] + sum(turn["parse_s"] for turn in r["turns"]) for r in live]
+    return {
+        "time/episode/environment_s": fmean(environment),
+        "time/episode/parse_s": fmean(parse),
+        "time/episode/duration_s": fmean(r["duration_s"] for r in live),
     }
 
 

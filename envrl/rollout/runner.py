@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from envrl.env.schema import tool_schemas
 from envrl.env.sources import Source, in_process
 from envrl.errors import StageError
 from envrl.rollout.boundary import boundary
+from envrl.rollout.inflight import Gate
 from envrl.rollout.scoring import needs_group, score, terms_of
 from envrl.rollout.tasks import Task
 from envrl.rollout.trajectory import Episode
@@ -51,7 +52,10 @@ class Runner:
         everything = {name: schema for own in named.values() for name, schema in own.items()}
         shown = everything if spec.scheduler.tools_visible == "all" else {}
         self._schemas = {key: list((shown | own).values()) for key, own in named.items()}
-        self._slots = asyncio.Semaphore(spec.rollout.max_inflight) if spec.rollout.max_inflight else None
+        # Members of a group share their prompt, so the budget after it is what an episode takes at most.
+        self.gate = Gate(spec.rollout, guess=spec.scheduler.max_tokens)
+        self.inflight = self.gate.measured()
+        """Of the newest `run`."""
 
     async def run(
         self,
@@ -74,29 +78,40 @@ class Runner:
             async with AsyncExitStack() as opened:
                 hold = opened if scored and needs_group(terms_of(self._spec, tasks[0].env)) else None
                 play = partial(self._play, engine_of=engine_of, sampling=sampling, name=name, hold=hold)
-                episodes = await _together([play(task) for task in tasks])
+                episodes = await _together([play(task, members=len(tasks)) for task in tasks])
                 if scored:
                     await score(episodes, self._spec)
                 for episode in episodes:
                     on_episode(episode)
                 return episodes
 
+        self.gate.restart()
         played = await _together([group(tasks) for tasks in groups])
+        self.inflight = self.gate.measured()
         self._judge([episode for episodes in played for episode in episodes])
         return played
 
     async def _play(
-        self, task: Task, *, engine_of: EngineOf, sampling: Sampling, name: str, hold: AsyncExitStack | None
+        self,
+        task: Task,
+        *,
+        members: int,
+        engine_of: EngineOf,
+        sampling: Sampling,
+        name: str,
+        hold: AsyncExitStack | None,
     ) -> Episode:
         """One task, in fresh environments until the world lets it end or the retries are used up."""
-        async with self._slots or nullcontext():
+        async with self.gate.place():
             for attempt in range(self._spec.rollout.retries + 1):
                 episode = self._episode(task, sampling, f"{name}/{task.group}/{task.member}/{attempt}")
                 episode.retries = attempt
                 await self._attempt(episode, engine_of=engine_of, hold=hold)
                 if episode.stop is not StopReason.ERROR:
                     break
-            return episode
+        if episode.stop is not StopReason.ERROR:
+            await self.gate.learn(_held(episode, members))
+        return episode
 
     def _episode(self, task: Task, sampling: Sampling, name: str) -> Episode:
         return Episode(
@@ -117,9 +132,11 @@ class Runner:
         """
         scheduler = self._schedulers[episode.task.env]
         engine = engine_of(episode, scheduler.face)
+        self.gate.serves(engine)
         try:
             with boundary(episode):
-                await episode.host.environment.open()
+                with episode.stepping():
+                    await episode.host.environment.open()
                 stop = await self._drive(scheduler, episode, engine)
                 await episode.conclude()
                 episode.finish(stop)
@@ -163,6 +180,12 @@ class Runner:
                 f"{abandoned()} environment calls hang in abandoned threads; "
                 f"raise scheduler.step_timeout_s={self._spec.scheduler.step_timeout_s} or mend them"
             )
+
+
+def _held(episode: Episode, members: int) -> float:
+    """Tokens of its longest transcript, of which its group shares the prompt."""
+    shared = 1 - 1 / members
+    return max((len(t.ids) - shared * t.prompt_tokens for t in episode.transcripts), default=0.0)
 
 
 async def _together(coroutines: list[Any]) -> list[Any]:

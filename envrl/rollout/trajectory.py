@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from envrl.engine.base import Engine, GenerationStop, Sampling
@@ -66,6 +66,10 @@ class Episode:
         """Reward terms; filled in by rollout.scoring.score."""
         self.reward: float | None = None
         """Their weighted sum; None means unscored."""
+        self.reset_s = 0.0
+        """What the environment took before the first turn; in turns it is their `step_s`."""
+        self.prompt_s = 0.0
+        """What rendering took before the first turn; in turns it is part of their `parse_s`."""
         self._credited: float | None = None
         self._started = time.perf_counter()
         self._duration: float | None = None
@@ -74,7 +78,7 @@ class Episode:
 
     async def begin(self, face: Face) -> None:
         """Resets the environment and renders the prompt. Raises WorldError."""
-        with self._boundary():
+        with self.stepping(), self._boundary():
             row = {"seed": self.task.seed, **deepcopy(self.task.row)}  # it is the whole group's
             if self.host.environment.conversational:
                 row["messages"] = deepcopy(self.task.messages)
@@ -93,7 +97,8 @@ class Episode:
         self.messages = list(messages)
         self.prompt_messages = len(messages)
         transcript = Transcript()
-        transcript.observe(self.chat.start(messages, tools=self.tool_schemas if tools else None))
+        with self.parsing():
+            transcript.observe(self.chat.start(messages, tools=self.tool_schemas if tools else None))
         transcript.prompt_tokens = len(transcript.ids)
         self.transcripts.append(transcript)
 
@@ -106,6 +111,7 @@ class Episode:
         started = time.perf_counter()
         sampling = self._sampling(room)
         generation = await engine.generate(transcript.ids, sampling, episode=self.name)
+        generated = time.perf_counter()
         if generation.stop is GenerationStop.ABORT:
             raise EngineError(f"the engine gave up {self.name} in turn {len(self.turns) + 1}")
         if not generation.ids:
@@ -117,11 +123,12 @@ class Episode:
             transcript=len(self.transcripts) - 1,
             start=len(transcript.ids),
             weights_version=generation.weights_version,
-            generate_s=time.perf_counter() - started,
+            generate_s=generated - started,
         )
         transcript.sample(generation)
         self.turns.append(turn)
         self.messages.append({"role": "assistant", "content": turn.text})
+        turn.parse_s = time.perf_counter() - generated
         return turn
 
     def room(self, engine: Engine) -> int:
@@ -132,13 +139,14 @@ class Episode:
     def observe(self, messages: list[dict[str, Any]], engine: Engine) -> bool:
         """Renders messages for the model; False where they leave no room for it to answer."""
         transcript = self.transcripts[-1]
-        ids = self.chat.extend(messages)
-        if transcript.ids[-1] != self.chat.turn_end:
-            ids = [self.chat.turn_end, *ids]
-        if len(ids) >= self.room(engine):
-            return False
-        transcript.observe(ids)
-        return True
+        with self.parsing():
+            ids = self.chat.extend(messages)
+            if transcript.ids[-1] != self.chat.turn_end:
+                ids = [self.chat.turn_end, *ids]
+            if len(ids) >= self.room(engine):
+                return False
+            transcript.observe(ids)
+            return True
 
     def _sampling(self, room: int) -> Sampling:
         budget = min(room, self.limits.max_turn_tokens or room)
@@ -158,16 +166,15 @@ class Episode:
         """
         turn = self.turns[-1]
         turn.calls += 1
-        started = time.perf_counter()
         try:
-            tool, arguments = checked_call(self.host.environment, call)
-            with self._boundary():
+            with self.parsing():
+                tool, arguments = checked_call(self.host.environment, call)
+            with self.stepping(), self._boundary():
                 result = await self._ask(tool, **arguments)
         except ValueError as mistake:
             turn.failures += 1
             return f"Error: {mistake}"
         finally:
-            turn.step_s += time.perf_counter() - started
             with self._boundary():
                 self.credit(turn)
         return "" if result is None else str(result)
@@ -175,9 +182,8 @@ class Episode:
     async def parse_action(self, text: str) -> ToolCall:
         """The environment's reading of a text. Raises ValueError with the text for the model."""
         turn = self.turns[-1]
-        started = time.perf_counter()
         try:
-            with self._boundary():
+            with self.stepping(), self._boundary():
                 call: ToolCall = await self._ask(self.host.environment.parse_action, text)
                 return call
         except ValueError:
@@ -185,7 +191,6 @@ class Episode:
             turn.failures += 1
             raise
         finally:
-            turn.step_s += time.perf_counter() - started
             with self._boundary():
                 self.credit(turn)
 
@@ -214,7 +219,7 @@ class Episode:
         """Lets the environment work out its final reward, which is the last turn's. Raises WorldError."""
         if self.host.lost:
             return
-        with self._boundary():
+        with self.stepping(), self._boundary():
             await self._ask(self.host.environment.conclude)
             if self.turns:
                 self.credit(self.turns[-1])
@@ -225,6 +230,34 @@ class Episode:
         if reward is not None:
             turn.reward = (turn.reward or 0.0) + reward - (self._credited or 0.0)
             self._credited = reward
+
+    # --- where the time goes ----------------------------------------------------------------
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Time that is the environment's."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - started
+            if self.turns:
+                self.turns[-1].step_s += spent
+            else:
+                self.reset_s += spent
+
+    @contextmanager
+    def parsing(self) -> Iterator[None]:
+        """Time that is ours: reading the model's words, and rendering what it is told."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - started
+            if self.turns:
+                self.turns[-1].parse_s += spent
+            else:
+                self.prompt_s += spent
 
     # --- the record -------------------------------------------------------------------------
 
@@ -270,10 +303,12 @@ class Episode:
             "env_reward": self.env_reward,
             "success": self.success,
             "messages": self.messages,
-            "turns": [asdict(turn) for turn in self.turns],
+            "turns": [dict(vars(turn)) for turn in self.turns],
             "metrics": self.metrics,
             "extra": self.extra,
             "tokens": self.tokens,
+            "reset_s": self.reset_s,
+            "prompt_s": self.prompt_s,
             "duration_s": self._duration,
         }
 

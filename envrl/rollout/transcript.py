@@ -54,7 +54,11 @@ class Turn:
     """Calls that could not be run, and texts without an action."""
     weights_version: int = 0
     generate_s: float = 0.0
+    """The engine's: from the request to the answer."""
     step_s: float = 0.0
+    """The environment's."""
+    parse_s: float = 0.0
+    """Ours: reading what the model said, and rendering what it is told next."""
 
     @property
     def cut(self) -> bool:

@@ -20,7 +20,8 @@ class GymScheduler(TurnScheduler):
 
     async def act(self, episode: Episode, turn: Turn) -> list[dict[str, Any]]:
         """One `user` message."""
-        heard = turn.text if episode.host.environment.conversational else strip_thinking(turn.text)
+        with episode.parsing():
+            heard = turn.text if episode.host.environment.conversational else strip_thinking(turn.text)
         try:
             call = await episode.parse_action(heard)
         except ValueError as mistake:

@@ -7,7 +7,6 @@ The plugin's `run` plays the trajectory. It reaches the model through `infer_eng
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, partial
@@ -191,12 +190,8 @@ class PluginEpisode:
 
     async def _hook(self, method: Callable[..., Any], *args: Any) -> Any:
         """One of the plugin's methods, sync or async, within the deadline of a step."""
-        started = time.perf_counter()
-        try:
+        with self.episode.stepping():
             return await self.episode.host.call(method, self.episode.limits.step_timeout_s, *args)
-        finally:
-            for turn in self.episode.turns[-1:]:
-                turn.step_s += time.perf_counter() - started
 
     def _response(self, turn: Turn | None) -> ChatCompletionResponse:
         if turn is None:

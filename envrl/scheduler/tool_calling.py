@@ -20,7 +20,8 @@ class ToolCallingScheduler(TurnScheduler):
 
     async def act(self, episode: Episode, turn: Turn) -> list[dict[str, Any]]:
         """One `tool` message per call."""
-        calls = parse_tool_calls(turn.text, prefix=f"call_{len(episode.turns)}")
+        with episode.parsing():
+            calls = parse_tool_calls(turn.text, prefix=f"call_{len(episode.turns)}")
         if not calls and turn.cut:
             return [{"role": "user", "content": "Your last turn was cut short. Call a tool."}]
         return [

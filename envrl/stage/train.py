@@ -10,7 +10,7 @@ from typing import Any
 from envrl.grpo import checkpoints
 from envrl.grpo.advantages import group_advantages, is_flat
 from envrl.grpo.trainer import Trainer
-from envrl.rollout.metrics import episode_metrics
+from envrl.rollout.metrics import engine_metrics, episode_metrics, inflight_metrics
 from envrl.rollout.runner import Runner
 from envrl.rollout.tasks import Tasks
 from envrl.rollout.trajectory import Episode
@@ -71,7 +71,9 @@ class Training:
     async def _step(self, step: int) -> dict[str, float]:
         """One step, 1-based: groups → advantages → rows → update → engine."""
         started = time.perf_counter()
+        before = await self._agent.engine.stats()
         groups = await self._roll_out(step)
+        spent = await self._agent.engine.stats() - before
         rolled_out = time.perf_counter()
         advantages = [group_advantages([e.reward for e in g], scale=self._spec.scale_rewards) for g in groups]
         update = self._trainer.update(token_rows(groups, advantages))
@@ -80,6 +82,8 @@ class Training:
         records = self._run.gather([episode.record() for group in groups for episode in group])
         self._run.tracker.record(records, stage="train", step=step)
         metrics = update | episode_metrics(records)
+        metrics |= engine_metrics(self._run.gather([spent]), episodes=len(records))
+        metrics |= inflight_metrics(self._run.gather([self._runner.inflight]))
         flat = self._run.gather([is_flat([episode.reward for episode in group]) for group in groups])
         return metrics | {
             "frac_zero_std": fmean(flat),
@@ -123,7 +127,11 @@ class Training:
                 step,
                 model=self._agent.model,
                 tokenizer=self._agent.tokenizer,
-                state={"trainer": self._trainer.state(), "best": self._best},
+                state={
+                    "trainer": self._trainer.state(),
+                    "best": self._best,
+                    "inflight": self._runner.gate.state(),
+                },
                 keep=spec.keep,
                 best=best,
             )
@@ -136,6 +144,7 @@ class Training:
             state: dict[str, Any] = checkpoints.load_state(checkpoint)
             self._trainer.load_state(state["trainer"])
             self._best = state["best"]
+            self._runner.gate.load_state(state["inflight"])
             done = self._trainer.step
             await self._agent.sync(version=_version(done))
         self._run.tracker.rewind(done)

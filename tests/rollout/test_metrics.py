@@ -15,8 +15,13 @@ from envrl.stop import StopReason
 def record(**changes: Any) -> dict[str, Any]:
     """A solved episode of two turns, a call each."""
     plain = {"env": "a", "stop": StopReason.DONE, "retries": 0, "reward": 1.0, "rewards": {"env": 1.0}}
-    turns = [{"calls": 1, "failures": 0}] * 2
-    return {**plain, "success": True, "turns": turns, "metrics": {}, "tokens": 10, **changes}
+    whole = {"success": True, "turns": [turn()] * 2, "metrics": {}, "tokens": 10}
+    return {**plain, **whole, "reset_s": 0.25, "prompt_s": 0.125, "duration_s": 4.0, **changes}
+
+
+def turn(**changes: Any) -> dict[str, Any]:
+    """One call, half a second of the environment's and a sixteenth of ours."""
+    return {"calls": 1, "failures": 0, "step_s": 0.5, "parse_s": 0.0625, **changes}
 
 
 BROKEN = record(
@@ -52,7 +57,7 @@ def test_environments_are_told_apart() -> None:
 
 
 def test_lengths_calls_and_failures() -> None:
-    failing = [{"calls": 3, "failures": 2}]
+    failing = [turn(calls=3, failures=2)]
     metrics = episode_metrics([record(), record(tokens=4, turns=failing), record(tokens=1, turns=[])])
     lengths = [metrics[f"completions/{which}_length"] for which in ("mean", "min", "max")]
     assert lengths == [5.0, 1, 10]
@@ -63,7 +68,7 @@ def test_lengths_calls_and_failures() -> None:
 
 
 def test_nobody_called_a_tool() -> None:
-    silent = record(stop=StopReason.NO_TOOL_CALL, turns=[{"calls": 0, "failures": 0}])
+    silent = record(stop=StopReason.NO_TOOL_CALL, turns=[turn(calls=0)])
     assert episode_metrics([silent])["tools/failure_frequency"] == 0
 
 

@@ -33,7 +33,7 @@ class Server(Protocol):
     async def url(self) -> str:
         """Its address; one that has died is started again first. Raises StageError."""
 
-    def session_returned(self) -> None:
+    def worked(self) -> None:
         """It has done its work: a session came back in one piece."""
 
     async def close(self) -> None:
@@ -91,7 +91,7 @@ class Pool:
         self._taken -= 1
         self._slots.release()
         if session.alive:
-            self._server.session_returned()
+            self._server.worked()
         if session.alive and (self._reuse or unused) and not session.spoiled:
             self._idle.append(session)
             self._freed.set()

@@ -15,7 +15,7 @@ from urllib.request import ProxyHandler, build_opener
 from envrl.env import build
 from envrl.env.base import Environment, has_solver
 from envrl.env.openenv.adapters import AUTO, Adapter, adapter_class, detected
-from envrl.env.openenv.process import Container, ServerProcess
+from envrl.env.openenv.process import Container, server_process
 from envrl.env.openenv.remote import Remote
 from envrl.env.sources import Source, episodes_at_once
 from envrl.errors import WorldError
@@ -135,7 +135,7 @@ class RunningServer:
         """As it was given."""
         return self._url
 
-    def session_returned(self) -> None:
+    def worked(self) -> None:
         """It is not ours to look after."""
 
     async def close(self) -> None:
@@ -159,7 +159,7 @@ def _server(key: str, spec: RunSpec, directory: Path, limit: int) -> Server:
         "step_timeout_s": spec.scheduler.step_timeout_s,
     }
     log_file = directory / (f"server-{key}.log" if is_main() else f"server-{key}-{rank()}.log")
-    return ServerProcess(key, job, log_file, start_timeout_s=start_timeout_s)
+    return server_process(key, job, log_file, start_timeout_s=start_timeout_s)
 
 
 async def _picture(session: Session, data: Mapping[str, Any], adapter: Adapter) -> Any:

@@ -14,7 +14,8 @@ import pytest
 from games import call  # type: ignore[import-not-found]
 from served import eventually, game, play  # type: ignore[import-not-found]
 
-from envrl.env.openenv.process import Container, ServerProcess
+from envrl.child import ChildServer
+from envrl.env.openenv.process import Container
 from envrl.env.openenv.source import OpenEnvSource
 from envrl.errors import StageError
 from envrl.model.chat import Chat
@@ -29,7 +30,7 @@ def gone(pid: int) -> bool:
 
 
 def pid_of(source: OpenEnvSource) -> int:
-    assert isinstance(source._server, ServerProcess)
+    assert isinstance(source._server, ChildServer)
     assert source._server.pid is not None
     return source._server.pid
 
@@ -103,7 +104,7 @@ def test_a_server_that_cannot_start_is_quoted(tmp_path: Path) -> None:
 def test_a_server_that_dies_again_and_again_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envrl.env.openenv.process.MAX_DEATHS", 1)
+    monkeypatch.setattr("envrl.child.MAX_DEATHS", 1)
 
     async def die() -> None:
         source = OpenEnvSource("custom", game(), tmp_path)

@@ -61,9 +61,9 @@ def remote(key: str, url: str) -> list[str]:
 
 
 def timeless(record: dict[str, Any]) -> dict[str, Any]:
-    record["duration_s"] = None
+    record["duration_s"] = record["reset_s"] = record["prompt_s"] = None
     for turn in record["turns"]:
-        turn["generate_s"] = turn["step_s"] = None
+        turn["generate_s"] = turn["step_s"] = turn["parse_s"] = None
     return record
 
 

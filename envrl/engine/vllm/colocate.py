@@ -1,0 +1,385 @@
+"""vLLM in the trainer's process: one thread steps the engine, every episode's coroutine awaits its tokens.
+
+The thread takes commands between two steps, in the order in which they came. One that needs the engine idle
+(new weights, sleep) waits until nothing runs, and what came after it waits with it; aborts overtake all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from envrl.engine.base import Engine, EngineStats, Generation, GenerationStop, Sampling
+from envrl.engine.vllm.arguments import engine_arguments
+from envrl.engine.vllm.loading import load_into
+from envrl.engine.vllm.totals import Totals
+from envrl.errors import ConfigError, EngineError, unknown
+from envrl.spec import ColocateSpec
+
+T = TypeVar("T")
+MAX_DEATHS = 3
+"""In a row, without a generation that ended well between them."""
+
+
+@dataclass(eq=False)
+class _Request:
+    ids: list[int]
+    sampling: Sampling
+    max_tokens: int
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Generation]
+    id: str = field(default="")
+    """vLLM's name for it, once it has one."""
+
+
+@dataclass
+class _Command:
+    run: Callable[[], None]
+    needs_idle: bool = False
+
+
+class ColocateEngine(Engine):
+    """Steps one vLLM engine. The trainer's weights are pushed into it within the process.
+
+    An engine that dies fails what ran on it; the next one is built at once and takes the weights anew.
+    """
+
+    def __init__(
+        self,
+        spec: ColocateSpec,
+        folder: Path,
+        *,
+        dtype: str,
+        max_context: int,
+        eos: Iterable[int],
+        threads: int,
+    ) -> None:
+        """`folder` holds the model's config; `max_context` is the model's; `eos` are its end tokens.
+
+        Raises ConfigError for arguments that vLLM does not have.
+        """
+        on_gpu = torch.cuda.is_available()
+        if spec.sleep and not on_gpu:
+            raise ConfigError(
+                "vllm_mode.sleep: frees a GPU's memory, and there is none; mend: vllm_mode.sleep=false"
+            )
+        self._spec = spec
+        self._arguments = {
+            **engine_arguments(spec, folder, dtype=dtype, max_context=max_context, on_gpu=on_gpu),
+            "skip_tokenizer_init": True,
+            "disable_log_stats": False,  # its statistics cost nothing that can be measured
+            "enable_sleep_mode": spec.sleep,
+        }
+        _judge(self._arguments)
+        self.max_context = self._arguments["max_model_len"]
+        self._eos = frozenset(eos)
+        self._threads = threads
+        self._has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self._totals = Totals()
+        self._vllm: Any = None
+        self._weights: Iterable[tuple[str, Tensor]] = ()
+        self._requests: dict[str, _Request] = {}
+        self._commands: deque[_Command] = deque()
+        self._aborted: deque[_Request] = deque()
+        self._wakeup = threading.Condition()
+        self._closing = False
+        self._deaths = 0
+        self._fatal: Exception | None = None
+        self._names = map(str, count())
+        self._thread = threading.Thread(target=self._run, name="vllm", daemon=True)
+
+    # --- the contract, on the event loop ----------------------------------------------------
+
+    async def start(self) -> None:
+        """See Engine. Raises ConfigError with vLLM's reason where it cannot be built."""
+        self._thread.start()
+        try:
+            await self._call(self._build)
+        except Exception as error:
+            await self.close()
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise ConfigError(
+                f"vllm_mode=colocate: {reason[-1]}; mend: vllm_mode.*, or vllm_mode=none"
+            ) from error
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, *, episode: str) -> Generation:
+        """See Engine. The prefix cache finds an episode's earlier turns by their tokens."""
+        if not ids:
+            raise EngineError(f"episode {episode}: the prompt is empty")
+        max_tokens = min(sampling.max_tokens, self.max_context - len(ids))
+        if max_tokens < 1:
+            return Generation([], [], GenerationStop.LENGTH, self.weights_version)
+        loop = asyncio.get_running_loop()
+        request = _Request(list(ids), sampling, max_tokens, loop, loop.create_future())
+        self._post(lambda: self._admit(request))
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            with self._wakeup:
+                self._aborted.append(request)
+                self._wakeup.notify()
+            raise
+
+    async def stats(self) -> EngineStats:
+        """See Engine."""
+        return self._totals.stats()
+
+    async def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """See Engine. Where `sleep` is set, it comes between `wake` and the first request."""
+        self._weights = weights
+        await self._call(self._push, needs_idle=True)
+        self.weights_version = version
+
+    async def sleep(self) -> None:
+        """See Engine. Level 1: weights move to the CPU's memory, keys and values go. Not run on a GPU."""
+        if self._spec.sleep:
+            await self._call(lambda: self._vllm.sleep(1), needs_idle=True)
+
+    async def wake(self) -> None:
+        """See Engine. Only the weights get their memory back; the rest follows once they are loaded."""
+        if self._spec.sleep:
+            torch.cuda.empty_cache()  # what the update has left over
+            await self._call(lambda: self._vllm.wake_up(["weights"]))
+
+    async def close(self) -> None:
+        """See Engine. What still runs fails."""
+        with self._wakeup:
+            self._closing = True
+            self._wakeup.notify()
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+
+    async def _call(self, function: Callable[[], T], *, needs_idle: bool = False) -> T:
+        """Runs it on the engine's thread, between two steps."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._post(run, needs_idle=needs_idle)
+        return await asyncio.wrap_future(future)
+
+    def _post(self, run: Callable[[], None], *, needs_idle: bool = False) -> None:
+        with self._wakeup:
+            self._commands.append(_Command(run, needs_idle))
+            self._wakeup.notify()
+
+    # --- the engine's thread ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._wait():
+            self._take_commands()
+            if self._busy():
+                try:
+                    outputs = self._vllm.step()
+                except Exception as error:
+                    self._die(error)
+                else:
+                    self._answer([output for output in outputs if output.finished])
+        self._fail(EngineError("the engine is closed"))
+        self._shut_down()
+
+    def _wait(self) -> bool:
+        """Until there is something to do; False when it is time to end."""
+        with self._wakeup:
+            self._wakeup.wait_for(lambda: self._closing or self._commands or self._aborted or self._busy())
+            return not self._closing
+
+    def _busy(self) -> bool:
+        return bool(self._requests) and self._vllm is not None
+
+    def _take_commands(self) -> None:
+        while self._aborted:
+            self._abort(self._aborted.popleft())
+        while self._commands and not (self._commands[0].needs_idle and self._requests):
+            self._commands.popleft().run()
+
+    def _admit(self, request: _Request) -> None:
+        if request.future.cancelled():
+            return
+        try:
+            if self._fatal is not None:
+                raise self._fatal
+            prompt = {"prompt_token_ids": request.ids}
+            request.id = next(self._names)
+            self._vllm.add_request(request.id, prompt, self._parameters(request))
+        except Exception as error:
+            _settle([(request, _failure(error))])
+        else:
+            self._requests[request.id] = request
+
+    def _parameters(self, request: _Request) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = request.sampling
+        return SamplingParams(
+            max_tokens=request.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            stop_token_ids=[*(sampling.stop_ids | self._eos)],
+            ignore_eos=True,  # they are among the stop ids, which a config cannot change
+            logprobs=0,
+            detokenize=False,
+            skip_clone=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _abort(self, request: _Request) -> None:
+        if self._requests.pop(request.id, None) is not None:
+            self._vllm.abort_request([request.id])
+
+    def _answer(self, outputs: Sequence[Any]) -> None:
+        answers = []
+        for output in outputs:
+            request = self._requests.pop(output.request_id, None)
+            if request is not None:
+                answers.append((request, self._generation(request, output.outputs[0])))
+        if answers:
+            self._deaths = 0
+            _settle(answers)
+
+    def _generation(self, request: _Request, completion: Any) -> Generation:
+        ids = list(completion.token_ids)
+        if request.sampling.temperature == 0:
+            logprobs = [0.0] * len(ids)
+        else:
+            logprobs = [top[token].logprob for token, top in zip(ids, completion.logprobs, strict=True)]
+        stop = GenerationStop.LENGTH
+        if completion.finish_reason == "stop":
+            stop = GenerationStop.EOS if ids[-1] in self._eos else GenerationStop.STOP
+        return Generation(ids, logprobs, stop, self.weights_version)
+
+    def _die(self, error: Exception) -> None:
+        """Fails what ran and builds the next engine; after too many deaths in a row there is none."""
+        self._fail(_failure(error))
+        self._deaths += 1
+        if self._deaths >= MAX_DEATHS:
+            self._fatal = EngineError(f"the engine died {self._deaths} times in a row: {_failure(error)}")
+        else:
+            try:
+                self._shut_down()
+                self._build()
+                self._push()
+            except Exception as again:
+                self._fatal = EngineError(f"the engine died and could not be built again: {_failure(again)}")
+
+    def _fail(self, error: Exception) -> None:
+        failed, self._requests = self._requests, {}
+        _settle([(request, error) for request in failed.values()])
+
+    # --- beginning, weights, end ------------------------------------------------------------
+
+    def _build(self) -> None:
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        if torch.cuda.is_available():
+            torch.cuda.set_device(torch.cuda.current_device())  # the device is each thread's own
+        torch.set_num_threads(self._threads)
+        # vLLM seeds these anew and, on a CPU, makes set_num_threads do nothing.
+        kept = random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.set_num_threads
+        try:
+            self._vllm = LLMEngine.from_engine_args(
+                EngineArgs(**self._arguments), stat_loggers=[lambda *_: self._totals]
+            )
+        finally:
+            random.setstate(kept[0])
+            np.random.set_state(kept[1])
+            torch.set_rng_state(kept[2])
+            torch.set_num_threads = kept[3]
+        cache = self._vllm.vllm_config.cache_config
+        self.kv_tokens = cache.num_gpu_blocks * cache.block_size
+
+    def _push(self) -> None:
+        if self._spec.tensor_parallel_size == 1:
+            weights = self._weights
+            self._vllm.collective_rpc(lambda worker: load_into(worker, weights))
+        else:  # the workers are processes of their own; not run on GPUs
+            with TemporaryDirectory(dir=_shared_memory()) as folder:
+                path = Path(folder) / "weights.safetensors"
+                save_file({name: value.contiguous().cpu() for name, value in self._weights}, path)
+                self._vllm.collective_rpc("load_file", args=(str(path),))
+        if self._spec.sleep:
+            self._vllm.wake_up(["kv_cache", "scheduling"])
+        if not self._vllm.reset_prefix_cache():
+            raise EngineError("the prefix cache was in use while the weights changed")
+
+    def _shut_down(self) -> None:
+        """Ends vLLM's engine, but not the process group of the launch, which it would take along."""
+        import vllm.v1.engine.core as core
+        from vllm.distributed.parallel_state import destroy_model_parallel
+
+        if self._vllm is None:
+            return
+        engine, self._vllm = self._vllm, None
+        cleanup = core.cleanup_dist_env_and_memory
+        if self._has_group:
+            core.cleanup_dist_env_and_memory = lambda *_, **__: destroy_model_parallel()
+        try:
+            with suppress(Exception):  # a dead engine may fail again
+                engine.engine_core.shutdown()
+        finally:
+            core.cleanup_dist_env_and_memory = cleanup
+
+
+def _judge(arguments: dict[str, Any]) -> None:
+    """Raises ConfigError for a name that is none of vLLM's."""
+    from vllm import EngineArgs
+
+    for name in arguments.keys() - (known := EngineArgs.__dataclass_fields__.keys()):
+        raise ConfigError(f"{unknown('vllm_mode.args', name, known)}; mend: leave it out")
+
+
+def _settle(answers: Sequence[tuple[_Request, Generation | Exception]]) -> None:
+    """Hands answers to the coroutines that wait, with one wake-up per event loop."""
+    loops: dict[asyncio.AbstractEventLoop, list[tuple[_Request, Generation | Exception]]] = {}
+    for request, answer in answers:
+        loops.setdefault(request.loop, []).append((request, answer))
+    for loop, own in loops.items():
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            loop.call_soon_threadsafe(_resolve, own)
+
+
+def _resolve(answers: Sequence[tuple[_Request, Generation | Exception]]) -> None:
+    for request, answer in answers:
+        if request.future.done():
+            continue
+        if isinstance(answer, Exception):
+            request.future.set_exception(EngineError(str(answer)))
+        else:
+            request.future.set_result(answer)
+
+
+def _failure(error: Exception) -> EngineError:
+    """Its first line, with its kind."""
+    if isinstance(error, EngineError):
+        return error
+    failure = EngineError(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+    failure.__cause__ = error
+    return failure
+
+
+def _shared_memory() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
