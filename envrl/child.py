@@ -16,8 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
@@ -32,18 +31,6 @@ POLL_S = 0.05
 TAIL_LINES = 15
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """One start of a server."""
-
-    command: Sequence[str]
-    port: int
-    """Where on the loopback it will listen."""
-    environment: Mapping[str, str]
-    inherited: Sequence[int] = ()
-    """File descriptors that it takes over."""
-
-
 class ChildServer:
     """An HTTP server with a /health, started when its address is first asked for and when it has died."""
 
@@ -51,21 +38,23 @@ class ChildServer:
         self,
         name: str,
         log_file: Path,
-        launch: Callable[[], AbstractContextManager[Launch]],
+        command: Callable[[socket.socket], Sequence[str]],
         *,
+        environment: Mapping[str, str],
         start_timeout_s: float,
         mend: str,
         patience_s: float | None,
         stop_timeout_s: float,
     ) -> None:
-        """`launch` holds the port until the child has begun; `name` and `mend` are for errors.
+        """`command` starts a server at a bound socket, which the child inherits; `name` and `mend` are told.
 
         A server that lives but has not answered for `patience_s` is replaced; `stop_timeout_s` is what it has
         to end by itself.
         """
         self._name = name
         self._log_file = log_file
-        self._launch = launch
+        self._command = command
+        self._environment = environment
         self._start_timeout_s = start_timeout_s
         self._mend = mend
         self._patience_s = patience_s
@@ -125,9 +114,9 @@ class ChildServer:
 
     async def _start(self) -> None:
         started = monotonic()
-        with self._launch() as launch:
-            self._port = launch.port
-            self._process = self._spawn(launch)
+        with _bound(self._port) as listener:
+            self._port = listener.getsockname()[1]
+            self._process = self._spawn(listener)
         atexit.register(self._end)
         try:
             while not await answers(self._port):
@@ -145,17 +134,17 @@ class ChildServer:
             raise
         log.info("%s: serving at port %d after %.1f s", self._name, self._port, monotonic() - started)
 
-    def _spawn(self, launch: Launch) -> subprocess.Popen[bytes]:
+    def _spawn(self, listener: socket.socket) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(filter(None, sys.path))  # what can be imported here can be there
         with self._log_file.open("ab") as output:
             return subprocess.Popen(
-                launch.command,
+                self._command(listener),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                pass_fds=launch.inherited,
+                pass_fds=[listener.fileno()],
                 start_new_session=True,
-                env={**launch.environment, "PYTHONPATH": path},
+                env={**self._environment, "PYTHONPATH": path},
             )
 
     def _has_group(self) -> bool:
@@ -193,15 +182,18 @@ class ChildServer:
         return "\n".join([f"{self._name}: {what}; the end of {self._log_file}:", *lines])
 
 
-def bound(port: int = 0) -> socket.socket:
-    """A socket at a port of the loopback: until somebody listens there, a connection is refused.
+def _bound(port: int) -> socket.socket:
+    """A socket at this port of the loopback, or at another where it is taken; 0 is any.
 
-    Others can bind it too, if they name the port; nobody is given it by chance.
+    Whoever has it holds the port, and until somebody listens there a connection is refused.
     """
-    holder = socket.socket()
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind((HOST, port))
-    return holder
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((HOST, port))
+    except OSError:
+        listener.bind((HOST, 0))
+    return listener
 
 
 async def answers(port: int) -> bool:

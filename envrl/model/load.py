@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ def end_ids(model: PreTrainedModel) -> list[int]:
     if listed is None:
         return []
     return [listed] if isinstance(listed, int) else list(listed)
+
+
+def describe(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Writes what an engine must know of a model before it gets its weights: config and tokenizer."""
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _pretrained(kind: Any, name_or_path: str, **settings: Any) -> Any:

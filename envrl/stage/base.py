@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,15 +24,16 @@ from envrl.env.sources import sources
 from envrl.grpo import checkpoints
 from envrl.launch import is_main
 from envrl.model.chat import Chat
-from envrl.model.load import end_ids, load
+from envrl.model.load import describe, end_ids, load
 from envrl.model.tiny import build_model
+from envrl.model.weights import Weights
 from envrl.progress import Progress
 from envrl.rollout.corpus import tiny_tokenizer
 from envrl.rollout.runner import Runner
 from envrl.rollout.tasks import Share
 from envrl.rollout.trajectory import Episode
 from envrl.seeds import derive
-from envrl.spec import RunSpec, Stage
+from envrl.spec import ColocateSpec, RunSpec, Stage, TransformersSpec
 from envrl.summary import Summary, machine
 from envrl.tracking import Tracker
 
@@ -51,13 +53,17 @@ class Agent:
         """Every episode is played by the one engine."""
         return self.engine
 
-    async def sync(self, version: int) -> None:
-        """Hands the trained weights to the engine."""
-        await self.engine.load_weights(self.weights(), version)
+    @asynccontextmanager
+    async def updating(self, version: int) -> AsyncIterator[None]:
+        """The weights change inside: meanwhile the engine makes room, afterwards it takes them."""
+        await self.engine.sleep()
+        yield
+        await self.engine.wake()
+        await self.sync(version)
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and value of every parameter."""
-        return ((name, value.detach()) for name, value in self.model.named_parameters())
+    async def sync(self, version: int) -> None:
+        """Hands the weights to the engine."""
+        await self.engine.load_weights(Weights(self.model), version)
 
 
 class Run:
@@ -117,6 +123,8 @@ class Run:
         """Loads model and tokenizer on first use, from the newest checkpoint where there is one."""
         if self._agent is None:
             self._agent = await self._load()
+            await self._agent.engine.start()
+            await self._agent.sync(version=0)
         return self._agent
 
     async def runner(self) -> Runner:
@@ -186,9 +194,40 @@ class Run:
         model = model.to(self.accelerator.device)
         self.synchronize(model)
         chat = Chat(tokenizer, template_kwargs=spec.chat_template_kwargs, stop_ids=end_ids(model))
-        engine = TransformersEngine(model, autocast=self.accelerator.autocast)
-        await engine.start()
-        return Agent(model, tokenizer, chat, engine)
+        return Agent(model, tokenizer, chat, self._engine(model, tokenizer))
+
+    def _engine(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Engine:
+        """The one that vllm_mode names. Modules that import vLLM are imported for it alone."""
+        spec, on_gpu = self.spec.vllm_mode, self.accelerator.device.type == "cuda"
+        if isinstance(spec, TransformersSpec):
+            return TransformersEngine(
+                model, kv_cache_gib=spec.kv_cache_gib, autocast=self.accelerator.autocast
+            )
+        folder = self.directory / "engine"
+        if self.accelerator.is_main_process:
+            describe(model, tokenizer, folder)
+        self.accelerator.wait_for_everyone()
+        dtype, threads = self.spec.model.dtype, self.spec.threads
+        if isinstance(spec, ColocateSpec):
+            from envrl.engine.vllm.colocate import ColocateEngine
+
+            context = model.config.get_text_config(decoder=True).max_position_embeddings
+            return ColocateEngine(
+                spec, folder, dtype=dtype, max_context=context, eos=end_ids(model), threads=threads
+            )
+        from envrl.engine.vllm.server import ServerEngine
+
+        return ServerEngine(
+            spec,
+            folder,
+            directory=self.directory,
+            model_config=model.config,
+            tokenizer=tokenizer,
+            dtype=dtype,
+            threads=threads,
+            min_context=self.spec.scheduler.max_tokens,
+            on_gpu=on_gpu,
+        )
 
     def checkpoint(self) -> Path | None:
         """Where the weights are taken up again, if this run or resume=<path> has any."""

@@ -76,8 +76,9 @@ class Training:
         spent = await self._agent.engine.stats() - before
         rolled_out = time.perf_counter()
         advantages = [group_advantages([e.reward for e in g], scale=self._spec.scale_rewards) for g in groups]
-        update = self._trainer.update(token_rows(groups, advantages))
-        await self._agent.sync(version=_version(step))
+        async with self._agent.updating(_version(step)):
+            update = self._trainer.update(token_rows(groups, advantages))
+            updated = time.perf_counter()
         ended = time.perf_counter()
         records = self._run.gather([episode.record() for group in groups for episode in group])
         self._run.tracker.record(records, stage="train", step=step)
@@ -89,7 +90,8 @@ class Training:
             "frac_zero_std": fmean(flat),
             "time/step_s": ended - started,
             "time/rollout_s": rolled_out - started,
-            "time/update_s": ended - rolled_out,
+            "time/update_s": updated - rolled_out,
+            "time/push_s": ended - updated,
             "tokens_per_s": metrics["tokens"] / (ended - started),
         }
 

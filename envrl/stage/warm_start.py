@@ -36,9 +36,9 @@ async def run(run: Run) -> None:
         return
     agent = await run.agent()
     if not run.warm_start_folder.exists():
-        await fine_tune(run, spec)
-        run.synchronize(agent.model)
-        await agent.sync(version=1)
+        async with agent.updating(version=1):
+            await fine_tune(run, spec)
+            run.synchronize(agent.model)
         if run.accelerator.is_main_process:
             checkpoints.save_weights(run.warm_start_folder, model=agent.model, tokenizer=agent.tokenizer)
         run.accelerator.wait_for_everyone()

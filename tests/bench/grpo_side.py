@@ -89,6 +89,12 @@ def trl(parent: Parent, folder: Path, steps: int, *, lake: str = "TrlLake", **se
     torch.set_num_threads(1)
     figures: dict[str, float] = {}
 
+    class Timed(GRPOTrainer):
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            played = super()._generate(*args, **kwargs)
+            figures["played"] = time.perf_counter()
+            return played
+
     class StepByStep(TrainerCallback):
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
             parent.wait()
@@ -97,7 +103,7 @@ def trl(parent: Parent, folder: Path, steps: int, *, lake: str = "TrlLake", **se
         def on_log(self, *args: Any, logs: dict[str, float], **kwargs: Any) -> None:
             if "completions/mean_length" in logs:  # not in the last line, on the whole training
                 parent.answer(
-                    rollout_s=figures["scored"] - figures["started"],
+                    rollout_s=figures["played"] - figures["started"],
                     episodes=figures["episodes"],
                     turns=figures["turns"],
                     calls=logs["tools/call_frequency"],
@@ -107,13 +113,12 @@ def trl(parent: Parent, folder: Path, steps: int, *, lake: str = "TrlLake", **se
                 )
 
     def reward(completions: list[list[dict[str, Any]]], environments: list[Any], **_: Any) -> list[float]:
-        figures["scored"] = time.perf_counter()
         figures["episodes"] = len(completions)
         turns = sum(message["role"] == "assistant" for messages in completions for message in messages)
         figures["turns"] = turns / len(completions)
         return [environment._game.reward for environment in environments]
 
-    GRPOTrainer(
+    Timed(
         model=AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32),
         processing_class=_readable(AutoTokenizer.from_pretrained(folder / "model")),
         reward_funcs=reward,

@@ -24,8 +24,6 @@ from envrl.stop import StopReason
 
 TURNS = 2, 6
 TOKENS = 1, 64
-TEMPERATURE = 10.0
-"""Nearly every token is equally likely, so hardly a turn ends before its time."""
 
 
 class Drill(Environment):
@@ -73,7 +71,10 @@ class Span:
 
 
 class RandomLengths(Engine):
-    """Lets the model speak for a number of tokens that the request's seed draws, and notes when it did."""
+    """Lets the model speak for a number of tokens that the request's seed draws, and notes when it did.
+
+    An untrained model hardly ends a turn before its time.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.max_context = engine.max_context
@@ -83,7 +84,7 @@ class RandomLengths(Engine):
     async def generate(self, ids: Sequence[int], sampling: Sampling, *, episode: str) -> Generation:
         """The length is drawn."""
         length = Random(sampling.seed).randint(*TOKENS)
-        drawn = replace(sampling, max_tokens=min(length, sampling.max_tokens), temperature=TEMPERATURE)
+        drawn = replace(sampling, max_tokens=min(length, sampling.max_tokens))
         start_s = time.perf_counter()
         generation = await self._engine.generate(ids, drawn, episode=episode)
         self.spans.append(Span(episode, start_s, time.perf_counter(), len(generation.ids)))

@@ -9,41 +9,56 @@ from typing import Any
 import grpo_side
 from grpo_side import GROUPS, MEMBERS, Parent
 
-CONTEXT = 1024
-BLOCK = 32
-"""Tokens of a block of the cache: only whole blocks are shared, and prompts are short."""
-KV_BYTES = 1 << 28
-CPU = {
-    "dtype": "float32",
-    "max_model_len": CONTEXT,
-    "max_num_batched_tokens": 4096,
-    "enable_chunked_prefill": False,
-    "block_size": BLOCK,
-    "kv_cache_memory_bytes": KV_BYTES,
-    "enforce_eager": True,
-    "enable_prefix_caching": True,
-}
+from envrl.engine.vllm.environment import prepare
+
+prepare(threads=1)
+
+OVERRIDES = ["vllm_mode=colocate", f"vllm_mode.max_num_seqs={GROUPS * MEMBERS}"]
+SHARED = (
+    "dtype",
+    "max_model_len",
+    "max_num_seqs",
+    "enforce_eager",
+    "enable_prefix_caching",
+    "logprobs_mode",
+    "kv_cache_memory_bytes",
+    "enable_chunked_prefill",
+    "max_num_batched_tokens",
+    "block_size",
+)
+"""Engine arguments that TRL's side takes from ours: a CPU needs most of them, and TRL cannot set them."""
+
+
+def ours(parent: Parent, folder: Path, steps: int) -> None:
+    """envrl's train stage on a colocated engine."""
+    grpo_side.ours(parent, folder, steps, overrides=OVERRIDES)
 
 
 def trl(parent: Parent, folder: Path, steps: int) -> None:
     """TRL's GRPOTrainer with environment_factory and vLLM in its process.
 
-    Its weight push loads a module that has packed its weights on a CPU, and fails there; so both sides keep
-    what the engine has loaded, and no push is in the times.
+    On a CPU its weight push fails, since vLLM has packed the weights there. It is left out, so that the engine
+    keeps the weights that both sides begin with.
     """
     import vllm
     from trl.generation import vllm_generation
 
-    class CpuLLM(vllm.LLM):
+    from envrl import compose
+    from envrl.engine.vllm.arguments import engine_arguments
+
+    spec = compose([*OVERRIDES, f"model.name_or_path={folder / 'model'}"])
+    arguments = engine_arguments(spec.vllm_mode, folder, dtype="float32", max_context=1024, on_gpu=False)
+
+    class AsOurs(vllm.LLM):
         def __init__(self, **settings: Any) -> None:
-            super().__init__(**(settings | CPU))
+            super().__init__(**{**settings, **{name: arguments[name] for name in SHARED}})
 
-    vllm_generation.LLM = CpuLLM
+    vllm_generation.LLM = AsOurs
     vllm_generation.VLLMGeneration.sync_weights = lambda self: None
-    grpo_side.trl(parent, folder, steps, use_vllm=True, vllm_mode="colocate", vllm_max_model_length=CONTEXT)
+    grpo_side.trl(parent, folder, steps, use_vllm=True, vllm_mode="colocate")
 
 
-sides = {"trl": trl}
+sides = {"ours": ours, "trl": trl}
 
 if __name__ == "__main__":
     sides[sys.argv[1]](Parent(), Path(sys.argv[2]), int(sys.argv[3]))

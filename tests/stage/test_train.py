@@ -87,3 +87,19 @@ def test_evaluations_in_training_keep_the_best_checkpoint(capsys: pytest.Capture
     evaluated = [e for e in read_jsonl(Path("fading/episodes.jsonl")) if e["stage"] == "evaluate"]
     assert Counter(e["step"] for e in evaluated) == dict.fromkeys((1, 2, 3, 4), 8)
     assert len({e["name"] for e in evaluated}) == len(evaluated)
+
+
+def test_every_step_says_where_its_time_went() -> None:
+    run(compose(lake("stages=[train]", "grpo.steps=2", "output_dir=timed")))
+    for line in read_jsonl(Path("timed/metrics.jsonl")):
+        parts = {
+            part: line[f"time/episode/{part}_s"]
+            for part in ("queue", "prefill", "decode", "environment", "parse")
+        }
+        assert min(parts.values()) > 0
+        assert sum(parts.values()) < line["time/episode/duration_s"] < line["time/rollout_s"]
+        assert line["engine/prompt_tokens"] > 0
+        assert 0.7 < line["engine/cached_fraction"] < 1  # of four members' prompts one is computed
+        assert line["rollout/preemptions"] == 0
+        assert 1 < line["rollout/inflight_mean"] <= line["rollout/inflight_max"] == 2 * 4
+        assert line["rollout/inflight_limit"] > 8

@@ -85,6 +85,8 @@ class ColocateEngine(Engine):
             "disable_log_stats": False,  # its statistics cost nothing that can be measured
             "enable_sleep_mode": spec.sleep,
         }
+        if spec.tensor_parallel_size == 1:  # then this process hands the weights over itself
+            del self._arguments["worker_extension_cls"]
         _judge(self._arguments)
         self.max_context = self._arguments["max_model_len"]
         self._eos = frozenset(eos)

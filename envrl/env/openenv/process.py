@@ -8,12 +8,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from socket import socket
 from typing import Any
 
-from envrl.child import ChildServer, Launch, bound
+from envrl.child import ChildServer
 from envrl.env.openenv import without_gradio
 from envrl.errors import StageError
 
@@ -28,22 +27,16 @@ PLAIN = {"ENABLE_WEB_INTERFACE": "false", "OPENENV_MODE": "simulation"}
 def server_process(key: str, job: dict[str, Any], log_file: Path, *, start_timeout_s: float) -> ChildServer:
     """Serves one environment; `job` is what `python -m envrl.serve --child` reads."""
 
-    @contextmanager
-    def launch() -> Iterator[Launch]:
-        with bound() as port:  # it is listened to there
-            task = json.dumps({**job, "fd": port.fileno()})
-            yield Launch(
-                command=[sys.executable, "-m", "envrl.serve", "--child", task],
-                port=port.getsockname()[1],
-                environment={**os.environ, **PLAIN},
-                inherited=[port.fileno()],
-            )
+    def command(listener: socket) -> list[str]:
+        task = json.dumps({**job, "fd": listener.fileno()})
+        return [sys.executable, "-m", "envrl.serve", "--child", task]
 
     step_timeout_s = job["step_timeout_s"]
     return ChildServer(
         f"env.{key}",
         log_file,
-        launch,
+        command,
+        environment={**os.environ, **PLAIN},
         start_timeout_s=start_timeout_s,
         mend=f"raise env.{key}.sessions.open_timeout_s",
         patience_s=None if step_timeout_s is None else step_timeout_s + GRACE_S,

@@ -1,0 +1,106 @@
+"""Whether a running server may serve the trainer: what it is, against what is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from envrl.engine.vllm.arguments import WORKER
+from envrl.engine.vllm.client import Client, Refused
+
+LOGPROBS = "processed_logprobs"
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "tie_word_embeddings",
+)
+PROBE = 'Go to (3, 4): guess\t\'naïve\' — 7 × 8 = 56?\n\n{"name": "café", "été": [1.5, null]} 你好'
+"""Every tokenizer has its own way with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What the trainer needs of a server."""
+
+    config: PretrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    min_context: int
+    """Tokens; a prompt must fit beside them."""
+    backend: str
+    """How weights travel."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a server is."""
+
+    max_context: int
+    dtype: str
+    """Of its weights, by torch's name."""
+
+
+async def inspect(client: Client, needs: Needs) -> tuple[Served | None, list[str]]:
+    """What the server is, and what is wrong with that. Raises ServerDown."""
+    try:
+        info = await client.info()
+    except Refused as error:
+        mend = "start it with VLLM_SERVER_DEV_MODE=1 in its environment"
+        return None, [f"{client.url} does not tell what it is ({_after(client, error)}); mend: {mend}"]
+    model = info["model_config"]
+    served = Served(model["max_model_len"], model["dtype"].removeprefix("torch."))
+    faults = [*_settings(info, needs)]
+    if info["parallel_config"]["worker_extension_cls"] == WORKER:
+        faults += _model(await client.describe(*SIZES), needs.config)
+    ids = await client.tokenize(PROBE)
+    own = needs.tokenizer(PROBE, add_special_tokens=False)["input_ids"]
+    if ids is not None and ids != own:
+        differs = f"it reads {PROBE[:11]!r}... as {ids[:8]}..., the trainer as {own[:8]}..."
+        faults.append(
+            f"has another vocabulary: {differs}; mend: start it with --tokenizer of the trainer's model"
+        )
+    if served.max_context <= needs.min_context:
+        faults.append(
+            f"has too short a context: {served.max_context} tokens, and scheduler.max_tokens={needs.min_context} "
+            f"plus a prompt are needed; mend: start it with a larger --max-model-len"
+        )
+    return served, [f"{client.url} {fault}" for fault in faults]
+
+
+def _settings(info: dict[str, Any], needs: Needs) -> Iterator[str]:
+    """How it was started."""
+    if (mode := info["model_config"]["logprobs_mode"]) != LOGPROBS:
+        flag = f"--logprobs-mode {LOGPROBS}"
+        yield f"has logprobs_mode={mode}, and {LOGPROBS} are needed; mend: start it with {flag}"
+    if (worker := info["parallel_config"]["worker_extension_cls"]) != WORKER:
+        flag = f"--worker-extension-cls {WORKER}"
+        yield f"lacks envrl's worker extension (it has {worker or 'none'!r}); mend: start it with {flag}"
+    backend = (info["weight_transfer_config"] or {}).get("backend")
+    if backend != needs.backend:
+        flag = f'--weight-transfer-config \'{{"backend": "{needs.backend}"}}\''
+        yield f"takes weights by {backend}, and they come by {needs.backend}; mend: start it with {flag}"
+
+
+def _model(theirs: dict[str, Any], config: PretrainedConfig) -> Iterator[str]:
+    """The model that it serves."""
+    text = config.get_text_config(decoder=True)
+    ours = {"architecture": (config.architectures or [None])[0]}
+    ours |= {name: getattr(text, name, None) for name in SIZES}
+    mend = "start it with the model of model.name_or_path"
+    if theirs["vocab_size"] != ours["vocab_size"]:
+        sizes = f"{theirs['vocab_size']} tokens, the trainer's model has {ours['vocab_size']}"
+        yield f"has another vocabulary: {sizes}; mend: {mend}"
+    others = [name for name in ours if name != "vocab_size" and ours[name] != theirs[name]]
+    if others:
+        told = ", ".join(f"{name} {theirs[name]} instead of {ours[name]}" for name in others)
+        yield f"serves another model: {told}; mend: {mend}"
+
+
+def _after(client: Client, error: Exception) -> str:
+    return str(error).removeprefix(f"{client.url}: ")

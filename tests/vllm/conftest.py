@@ -1,0 +1,54 @@
+"""One tiny model for all tests of the real vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))  # tiny.py
+
+import pytest
+
+from envrl import compose
+from envrl.engine.vllm import environment
+
+environment.prepare(threads=1)  # before anything imports torch
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """vLLM and what it imports warn of each other."""
+    for item in items:
+        item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from tiny import Tiny  # type: ignore[import-not-found]  # heavy, as are the others
+
+    from envrl.model.load import describe
+    from envrl.model.tiny import build_model
+    from envrl.rollout.corpus import tiny_tokenizer
+
+    spec = compose([])
+    folder = tmp_path_factory.mktemp("engine")
+    tokenizer = asyncio.run(tiny_tokenizer(spec, cache=folder))
+    assert spec.model.tiny
+    model = build_model(spec.model.tiny, tokenizer, seed=1)
+    describe(model, tokenizer, folder)
+    return Tiny(model, tokenizer, folder)
+
+
+@pytest.fixture
+def tiny(pristine: Any) -> Any:
+    """With weights of the test's own."""
+    return type(pristine)(copy.deepcopy(pristine.model), pristine.tokenizer, pristine.folder)
