@@ -387,9 +387,12 @@ class RunSpec(Spec):
 
 
 UNDIGESTED = {"name", "output_dir", "resume", "tracker", "sweep"}
+_WHERE = {"url", "launch", "replicas", "gpus", "transfer", "start_timeout_s", "retry_timeout_s"}
+"""Of vllm_mode: where the servers are changes nothing about what they sample."""
 
 
 def digest(spec: dict[str, Any]) -> str:
     """Digest of a spec as plain data."""
     judged = {key: value for key, value in spec.items() if key not in UNDIGESTED}
+    judged["vllm_mode"] = {k: v for k, v in spec["vllm_mode"].items() if k not in _WHERE}
     return sha256(json.dumps(judged, sort_keys=True).encode()).hexdigest()

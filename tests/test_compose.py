@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
@@ -18,12 +19,15 @@ from envrl.errors import ConfigError
 from envrl.paths import groups, options
 from envrl.spec import RunSpec, SchedulerKind, VllmModeSpec
 
-UNBUILT = {"scheduler=harness", "vllm_mode=colocate", "vllm_mode=server"}
+UNBUILT = {"scheduler=harness"}
+NO_VLLM = find_spec("vllm") is None
 NEEDS = {
     "env=custom": ["env.custom.target=envrl.env.frozen_lake:FrozenLake"],
     "env=openenv": ["env.openenv.url=http://localhost:8000", "model.warm_start=null"],
+    "vllm_mode=server": ["vllm_mode.url=[http://localhost:8000]"],
     "env=tools": ["model.warm_start=null", "env.tools.dataset=recipes/data/arithmetic.jsonl"],
 }
+INSTALL = "mend: pip install 'envrl[vllm]', or vllm_mode=none"
 
 
 def refused(*overrides: str) -> str:
@@ -37,6 +41,8 @@ def refused(*overrides: str) -> str:
 def test_every_option_and_recipe_composes(choice: str) -> None:
     if choice in UNBUILT:
         assert f"{choice}: not built yet; mend:" in refused(choice)
+    elif NO_VLLM and choice == "vllm_mode=colocate":
+        assert refused(choice) == f"{choice}: vllm is not installed; {INSTALL}"
     else:
         assert compose([choice, *NEEDS.get(choice, [])]).seed == 1
 
@@ -48,7 +54,9 @@ def test_groups_are_fields_of_the_spec() -> None:
 def test_yaml_files_registry_and_kinds_name_the_same_things() -> None:
     assert set(options("env")) == {*REGISTRY, "custom"}
     assert set(options("scheduler")) == set(SchedulerKind)
-    assert set(options("vllm_mode")) == set(get_args(VllmModeSpec.model_fields["kind"].annotation))
+    assert set(options("vllm_mode")) == {
+        get_args(mode.model_fields["kind"].annotation)[0] for mode in get_args(VllmModeSpec)
+    }
 
 
 def test_the_default_is_the_quickstart() -> None:
@@ -161,8 +169,12 @@ BAD = {
     "scheduler.target=nowhere:Loop": "scheduler.target: cannot import nowhere",
     "scheduler.target=envrl.spec:RunSpec": "envrl.spec:RunSpec is no finished envrl.scheduler.Scheduler",
     "plugins=[nowhere]": "plugins: cannot import nowhere",
-    "vllm_mode.launch=true": "not built yet; mend: vllm_mode.launch=false",
-    "vllm_mode.gpus=[0]": "not built yet; mend: vllm_mode.gpus=null",
+    "vllm_mode.launch=true": "vllm_mode.launch: not for this vllm_mode; mend: vllm_mode=server",
+    "vllm_mode.sleep=true": "vllm_mode.sleep: not for this vllm_mode; mend: vllm_mode=colocate",
+    "vllm_mode.dtype=float16": "vllm_mode.dtype: not for this vllm_mode; mend: vllm_mode=colocate|server",
+    "vllm_mode.lanch=true": "vllm_mode.lanch: unknown key; did you mean vllm_mode.launch?",
+    "vllm_mode.kind=ray": "vllm_mode.kind: unknown 'ray'; choose from: colocate, none, server; mend:",
+    "vllm_mode.kv_cache_gib=0": "vllm_mode.kv_cache_gib: must be greater than 0 (got 0)",
     "grpo.staleness=1": "mend: grpo.staleness=0",
     "grpo.credit=turn": "mend: grpo.credit=episode",
     "grpo.kl_coef=0.1": "mend: grpo.kl_coef=0",
@@ -174,6 +186,39 @@ BAD = {
     "seed": "seed: not an override; write key=value",
     "env.frozen_lake.prompt=groß (a)": 'env.frozen_lake.prompt="groß (a)"\'',
 }
+
+
+SERVER = {
+    "vllm_mode.url=[]": "either servers that run or launch=true (got [], launch=False)",
+    "vllm_mode.launch=true": "either servers that run or launch=true (got ['http://a:1'], launch=True)",
+    "vllm_mode.url=[ws://a:1]": "vllm_mode.url: must be http:// or https:// and a host (got 'ws://a:1')",
+    "vllm_mode.gpus=[0]": "vllm_mode.gpus: the server at url has its own (got [0]); mend: leave out",
+    "vllm_mode.max_model_len=9": "vllm_mode.max_model_len: the server at url has its own (got 9)",
+    "vllm_mode.gpus=[a]": "vllm_mode.gpus[0]: must be a valid integer",
+    "vllm_mode.transfer=rdma": "vllm_mode.transfer: unknown 'rdma'; choose from: auto, file, nccl",
+}
+
+
+@pytest.mark.parametrize("override", SERVER)
+def test_settings_of_servers_that_do_not_fit(override: str) -> None:
+    assert SERVER[override] in refused("vllm_mode=server", "vllm_mode.url=[http://a:1]", override)
+
+
+def test_launched_servers_have_their_gpus_each_to_itself() -> None:
+    server = ["vllm_mode=server", "vllm_mode.launch=true", "vllm_mode.replicas=2"]
+    server.append("vllm_mode.tensor_parallel_size=2")
+    for gpus in ("[0,1]", "[0,1,2,2]"):
+        assert "replicas=2 of tensor_parallel_size=2 need 4 GPUs" in refused(
+            *server, f"vllm_mode.gpus={gpus}"
+        )
+    if not NO_VLLM:
+        assert compose([*server, "vllm_mode.gpus=[1,2,3,4]"])
+
+
+def test_a_run_goes_on_where_its_server_has_moved() -> None:
+    here, there = (compose(["vllm_mode=server", f"vllm_mode.url=[http://a:{port}]"]) for port in (1, 2))
+    assert here.digest == there.digest
+    assert here.digest != compose().digest
 
 
 @pytest.mark.parametrize("override", BAD)

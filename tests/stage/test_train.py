@@ -103,3 +103,18 @@ def test_every_step_says_where_its_time_went() -> None:
         assert line["rollout/preemptions"] == 0
         assert 1 < line["rollout/inflight_mean"] <= line["rollout/inflight_max"] == 2 * 4
         assert line["rollout/inflight_limit"] > 8
+
+
+def test_a_resumed_run_knows_how_many_episodes_memory_carries() -> None:
+    def counted(name: str, *overrides: str) -> list[dict[str, float]]:
+        memory = ["vllm_mode.kv_cache_gib=1e-3", "rollout.min_inflight=1"]
+        run(compose(lake("stages=[train]", f"output_dir={name}", *memory, *overrides)))
+        clocked = ("time/", "tokens_per_s", "rollout/inflight_mean")
+        lines = read_jsonl(Path(f"{name}/metrics.jsonl"))
+        return [{key: line[key] for key in line if not key.startswith(clocked)} for line in lines]
+
+    whole, again = counted("whole"), counted("again", "resume=whole/checkpoints/step-2")
+    assert again == whole[2:]
+    limits = [line["rollout/inflight_limit"] for line in whole]
+    assert limits == sorted(limits)  # episodes are shorter than scheduler.max_tokens
+    assert limits[0] < limits[-1] < 8

@@ -25,6 +25,9 @@ PROBE = 'Go to (3, 4): guess\t\'naïve\' — 7 × 8 = 56?\n\n{"name": "café", "
 """Every tokenizer has its own way with it."""
 
 
+MODEL = "the model of model.name_or_path"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Needs:
     """What the trainer needs of a server."""
@@ -51,8 +54,9 @@ async def inspect(client: Client, needs: Needs) -> tuple[Served | None, list[str
     try:
         info = await client.info()
     except Refused as error:
+        reason = str(error).removeprefix(f"{client.url}: ")
         mend = "start it with VLLM_SERVER_DEV_MODE=1 in its environment"
-        return None, [f"{client.url} does not tell what it is ({_after(client, error)}); mend: {mend}"]
+        return None, [f"{client.url} does not tell what it is ({reason}); mend: {mend}"]
     model = info["model_config"]
     served = Served(model["max_model_len"], model["dtype"].removeprefix("torch."))
     faults = [*_settings(info, needs)]
@@ -62,14 +66,11 @@ async def inspect(client: Client, needs: Needs) -> tuple[Served | None, list[str
     own = needs.tokenizer(PROBE, add_special_tokens=False)["input_ids"]
     if ids is not None and ids != own:
         differs = f"it reads {PROBE[:11]!r}... as {ids[:8]}..., the trainer as {own[:8]}..."
-        faults.append(
-            f"has another vocabulary: {differs}; mend: start it with --tokenizer of the trainer's model"
-        )
+        faults.append(f"has another vocabulary: {differs}; mend: start it with the tokenizer of {MODEL}")
     if served.max_context <= needs.min_context:
-        faults.append(
-            f"has too short a context: {served.max_context} tokens, and scheduler.max_tokens={needs.min_context} "
-            f"plus a prompt are needed; mend: start it with a larger --max-model-len"
-        )
+        needed = f"scheduler.max_tokens={needs.min_context} and a prompt are needed"
+        mend = "start it with a larger --max-model-len, or lower scheduler.max_tokens"
+        faults.append(f"has too short a context: {served.max_context} tokens, and {needed}; mend: {mend}")
     return served, [f"{client.url} {fault}" for fault in faults]
 
 
@@ -80,7 +81,7 @@ def _settings(info: dict[str, Any], needs: Needs) -> Iterator[str]:
         yield f"has logprobs_mode={mode}, and {LOGPROBS} are needed; mend: start it with {flag}"
     if (worker := info["parallel_config"]["worker_extension_cls"]) != WORKER:
         flag = f"--worker-extension-cls {WORKER}"
-        yield f"lacks envrl's worker extension (it has {worker or 'none'!r}); mend: start it with {flag}"
+        yield f"has worker_extension_cls={worker or None}, and {WORKER} is needed; mend: start it with {flag}"
     backend = (info["weight_transfer_config"] or {}).get("backend")
     if backend != needs.backend:
         flag = f'--weight-transfer-config \'{{"backend": "{needs.backend}"}}\''
@@ -90,17 +91,12 @@ def _settings(info: dict[str, Any], needs: Needs) -> Iterator[str]:
 def _model(theirs: dict[str, Any], config: PretrainedConfig) -> Iterator[str]:
     """The model that it serves."""
     text = config.get_text_config(decoder=True)
-    ours = {"architecture": (config.architectures or [None])[0]}
-    ours |= {name: getattr(text, name, None) for name in SIZES}
-    mend = "start it with the model of model.name_or_path"
-    if theirs["vocab_size"] != ours["vocab_size"]:
-        sizes = f"{theirs['vocab_size']} tokens, the trainer's model has {ours['vocab_size']}"
+    ours: dict[str, Any] = {name: getattr(text, name, None) for name in SIZES}
+    ours["architecture"] = config.architectures[0] if config.architectures else None
+    mend = f"start it with {MODEL}"
+    if (size := ours.pop("vocab_size")) != theirs["vocab_size"]:
+        sizes = f"{theirs['vocab_size']} tokens, the trainer's has {size}"
         yield f"has another vocabulary: {sizes}; mend: {mend}"
-    others = [name for name in ours if name != "vocab_size" and ours[name] != theirs[name]]
-    if others:
-        told = ", ".join(f"{name} {theirs[name]} instead of {ours[name]}" for name in others)
+    if others := [name for name, value in ours.items() if value != theirs[name]]:
+        told = ", ".join(f"{name} is {theirs[name]}, the trainer's {ours[name]}" for name in others)
         yield f"serves another model: {told}; mend: {mend}"
-
-
-def _after(client: Client, error: Exception) -> str:
-    return str(error).removeprefix(f"{client.url}: ")
