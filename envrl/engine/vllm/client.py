@@ -56,28 +56,27 @@ class Client:
         self.url = url.rstrip("/")
         self._session: aiohttp.ClientSession | None = None
 
-    async def generate(
-        self, ids: Sequence[int], sampling: Sampling, *, max_tokens: int, stop_ids: Collection[int]
-    ) -> Completion:
-        """One completion. Greedy ones have no log-probabilities."""
+    async def generate(self, ids: Sequence[int], sampling: Sampling, ends: Collection[int]) -> Completion:
+        """One completion, which any of `ends` ends. A greedy one has no log-probabilities."""
         greedy = sampling.temperature == 0
         parameters = {
-            "max_tokens": max_tokens,
+            "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
             "seed": sampling.seed,
-            "stop_token_ids": sorted(stop_ids),
-            "ignore_eos": True,  # the model's own are among the stop ids, which its config cannot change
+            "stop_token_ids": sorted(ends),
+            "ignore_eos": True,  # the model's own are among the ends, which its config cannot change
             "logprobs": None if greedy else 0,  # of the sampled token alone
             "detokenize": False,
         }
         body = {"token_ids": list(ids), "sampling_params": parameters}
-        reply = await self._json("POST", "/inference/v1/generate", body)
-        (choice,) = reply["choices"]
+        (choice,) = (await self._json("POST", "/inference/v1/generate", body))["choices"]
+        if (reason := choice["finish_reason"]) not in ("stop", "length"):
+            raise ServerFailed(f"{self.url}: gave up a request ({reason})")
         logprobs = [] if greedy else [token["logprob"] for token in choice["logprobs"]["content"]]
-        return Completion(choice["token_ids"], logprobs, choice["finish_reason"])
+        return Completion(choice["token_ids"], logprobs, reason)
 
     # --- what it is -------------------------------------------------------------------------
 
