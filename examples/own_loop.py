@@ -86,7 +86,8 @@ async def _kill(agent: Process) -> None:
 async def _tell(agent: Process, words: dict[str, Any]) -> None:
     assert agent.stdin is not None
     agent.stdin.write(json.dumps(words).encode() + b"\n")
-    await agent.stdin.drain()
+    with suppress(ConnectionError):  # it has ended, and with which status is told where it is heard
+        await agent.stdin.drain()
 
 
 async def _hear(agent: Process) -> dict[str, Any]:

@@ -42,7 +42,14 @@ CHARTS = (
     Chart(
         "Tool calls", "per episode; share that failed", ("tools/call_frequency", "tools/failure_frequency")
     ),
-    Chart("Time of a step", "seconds", ("time/rollout_s", "time/update_s"), stacked=True),
+    Chart("Time of a step", "seconds", ("time/rollout_s", "time/update_s", "time/push_s"), stacked=True),
+    Chart(
+        "Time of an episode",
+        "seconds",
+        tuple(f"time/episode/{part}_s" for part in ("queue", "prefill", "decode", "environment", "parse")),
+        stacked=True,
+    ),
+    Chart("Episodes in flight", "at once", ("rollout/inflight_*",)),
     Chart("Throughput", "tokens per second", ("tokens_per_s",)),
 )
 
