@@ -33,6 +33,8 @@ def run(spec: RunSpec) -> Summary:
     Raises ConfigError where the run directory holds another run, StageError where a stage fails; the
     summary then says so, and what was done stays. Every rank of a launch calls it.
     """
+    if spec.vllm_mode.kind == "colocate":
+        environment.prepare(threads=spec.threads)
     with open_run(spec) if is_main() else nullcontext():
         return _run(spec)
 
@@ -102,8 +104,6 @@ def _finish(walk: Coroutine[Any, Any, None]) -> None:
 
 async def _stages(spec: RunSpec, summary: Summary) -> None:
     """The walk itself. Heavy modules are imported when the first stage needs them."""
-    if spec.vllm_mode.kind == "colocate":
-        environment.prepare(threads=spec.threads)
     from envrl.stage.base import Run
 
     task = asyncio.current_task()

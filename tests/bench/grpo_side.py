@@ -20,6 +20,10 @@ from slow_lake import Latency
 GROUPS, MEMBERS = 8, 8
 TURNS, TOKENS = 10, 512
 SEED = 1
+LAKE = [
+    *["env=custom", "env.custom.target=slow_lake:OurLake", "scheduler.max_turn_tokens=null"],
+    *[f"scheduler.max_turns={TURNS}", f"scheduler.max_tokens={TOKENS}", "scheduler.after_done=speak"],
+]
 LEARNING_RATE = 1e-6
 """Small, so that both sides play with nearly the same weights to the end."""
 
@@ -64,9 +68,7 @@ def ours(parent: Parent, folder: Path, steps: int, *, overrides: Sequence[str] =
 
     spec = compose(
         [
-            *["env=custom", "env.custom.target=slow_lake:OurLake", "stages=[train]", "model.warm_start=null"],
-            *[f"model.name_or_path={folder / 'model'}", "scheduler.max_turn_tokens=null"],
-            *[f"scheduler.max_turns={TURNS}", f"scheduler.max_tokens={TOKENS}", "scheduler.after_done=speak"],
+            *[*LAKE, "stages=[train]", "model.warm_start=null", f"model.name_or_path={folder / 'model'}"],
             *[f"grpo.groups_per_step={GROUPS}", f"grpo.num_generations={MEMBERS}", f"grpo.steps={steps}"],
             *[f"grpo.learning_rate={LEARNING_RATE}", "checkpoint.every=null", f"seed={SEED}"],
             *[f"output_dir={folder / 'ours'}", *overrides],

@@ -1,4 +1,4 @@
-"""Episodes of random length for the comparison with a lock-step driver, and what is measured of them.
+"""Episodes of random length, and a lock-step driver of them.
 
 The same seeds give the same turns, tokens and delays, however they are driven.
 """
@@ -6,9 +6,8 @@ The same seeds give the same turns, tokens and delays, however they are driven.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -22,6 +21,10 @@ from envrl.rollout.transcript import Turn
 from envrl.scheduler import GymScheduler
 from envrl.stop import StopReason
 
+DRILL = [
+    *["env=custom", "env.custom.target=vllm_drill:Drill", "model=tiny", "scheduler=gym"],
+    *["scheduler.max_tokens=900", "scheduler.max_turn_tokens=null", "scheduler.continue_on_length=true"],
+]
 TURNS = 2, 6
 TOKENS = 1, 64
 
@@ -60,35 +63,21 @@ class Drill(Environment):
         return f"Now at row {self._rng.randrange(10)}, col {self._rng.randrange(10)}. Output your next move."
 
 
-@dataclass(frozen=True)
-class Span:
-    """One generation."""
-
-    episode: str
-    start_s: float
-    end_s: float
-    tokens: int
-
-
 class RandomLengths(Engine):
-    """Lets the model speak for a number of tokens that the request's seed draws, and notes when it did.
+    """Lets the model speak for a number of tokens that the request's seed draws.
 
     An untrained model hardly ends a turn before its time.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.max_context = engine.max_context
-        self.spans: list[Span] = []
         self._engine = engine
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, *, episode: str) -> Generation:
         """The length is drawn."""
         length = Random(sampling.seed).randint(*TOKENS)
         drawn = replace(sampling, max_tokens=min(length, sampling.max_tokens))
-        start_s = time.perf_counter()
-        generation = await self._engine.generate(ids, drawn, episode=episode)
-        self.spans.append(Span(episode, start_s, time.perf_counter(), len(generation.ids)))
-        return generation
+        return await self._engine.generate(ids, drawn, episode=episode)
 
 
 class Barrier:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,3 +48,12 @@ def test_observations_that_outgrow_the_context_end_episodes_by_length(elsewhere:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_rank_has_an_engine_of_its_own(elsewhere: Path) -> None:
+    overrides = ["vllm_mode=colocate", "grpo.groups_per_step=8", "check.groups=8", "name=run"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "envrl"]
+    done = subprocess.run([*launch, *lake(*overrides)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    steps = _lines(elsewhere / "outputs/run/metrics.jsonl")
+    assert all(step["rows"] == 32 and step.get("kl_engine", 0) < 1e-6 for step in steps)
