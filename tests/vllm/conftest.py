@@ -6,6 +6,7 @@ import asyncio
 import copy
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +53,13 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def tiny(pristine: Any) -> Any:
     """With weights of the test's own."""
     return type(pristine)(copy.deepcopy(pristine.model), pristine.tokenizer, pristine.folder)
+
+
+@pytest.fixture(scope="session")
+def url(pristine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a running server with the tiny model, as a user would start it."""
+    from serving import child  # type: ignore[import-not-found]
+
+    server = child(pristine, tmp_path_factory.mktemp("server"))
+    yield asyncio.run(server.url())
+    asyncio.run(server.close())

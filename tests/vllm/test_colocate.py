@@ -198,3 +198,11 @@ def _break(engine: ColocateEngine) -> None:
 
 def _rest(tiny: Tiny) -> tuple[Any, Any]:
     return tiny.tokenizer, tiny.folder
+
+
+async def test_an_engine_of_two_workers_takes_the_weights_by_file(tiny: Tiny) -> None:
+    async with started(tiny, "vllm_mode.tensor_parallel_size=2") as engine:
+        assert await tiny.difference(engine) < 1e-4
+        tiny.change()
+        await engine.load_weights(Weights(tiny.model), 1)
+        assert await tiny.difference(engine) < 1e-4
