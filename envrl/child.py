@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -29,6 +30,7 @@ MAX_DEATHS = 3
 """In a row, without work done between them."""
 POLL_S = 0.05
 TAIL_LINES = 15
+_ERROR = re.compile(r"\b\w*(Error|Exception): ")
 
 
 class ChildServer:
@@ -62,6 +64,7 @@ class ChildServer:
         self._one_at_a_time = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
+        self._log_begins = 0
         self._deaths = 0
 
     @property
@@ -137,6 +140,7 @@ class ChildServer:
     def _spawn(self, listener: socket.socket) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(filter(None, sys.path))  # what can be imported here can be there
         with self._log_file.open("ab") as output:
+            self._log_begins = output.tell()
             return subprocess.Popen(
                 self._command(listener),
                 stdin=subprocess.PIPE,
@@ -178,8 +182,13 @@ class ChildServer:
         process.stdin.close()
 
     def _story(self, what: str) -> str:
-        lines = self._log_file.read_text("utf-8", errors="replace").splitlines()[-TAIL_LINES:]
-        return "\n".join([f"{self._name}: {what}; the end of {self._log_file}:", *lines])
+        """With the end of its log, and the first error before that: later ones often just follow from it."""
+        with self._log_file.open(errors="replace") as file:
+            file.seek(self._log_begins)
+            lines = file.read().splitlines()
+        earlier, end = lines[:-TAIL_LINES], lines[-TAIL_LINES:]
+        first = next(([line, "..."] for line in earlier if _ERROR.search(line)), [])
+        return "\n".join([f"{self._name}: {what}; the end of {self._log_file}:", *first, *end])
 
 
 def _bound(port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""How fast a rollout could be: the engine's step at each batch size, and what a rollout's generations came to."""
+"""How fast a rollout could be, from the engine's step at each batch size and what was generated when."""
 
 from __future__ import annotations
 

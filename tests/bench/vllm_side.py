@@ -11,8 +11,6 @@ from grpo_side import GROUPS, MEMBERS, Parent
 
 from envrl.engine.vllm.environment import prepare
 
-prepare(threads=1)
-
 OVERRIDES = ["vllm_mode=colocate", f"vllm_mode.max_num_seqs={GROUPS * MEMBERS}"]
 SHARED = (
     "dtype",
@@ -37,8 +35,8 @@ def ours(parent: Parent, folder: Path, steps: int) -> None:
 def trl(parent: Parent, folder: Path, steps: int) -> None:
     """TRL's GRPOTrainer with environment_factory and vLLM in its process.
 
-    On a CPU its weight push fails, since vLLM has packed the weights there. It is left out, so that the engine
-    keeps the weights that both sides begin with.
+    On a CPU its weight push fails, since vLLM has packed the weights there. It is left out, and the engine
+    keeps those that both sides begin with.
     """
     import vllm
     from trl.generation import vllm_generation
@@ -61,4 +59,5 @@ def trl(parent: Parent, folder: Path, steps: int) -> None:
 sides = {"ours": ours, "trl": trl}
 
 if __name__ == "__main__":
+    prepare(threads=1)
     sides[sys.argv[1]](Parent(), Path(sys.argv[2]), int(sys.argv[3]))

@@ -56,10 +56,45 @@ def tiny(pristine: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def url(pristine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a running server with the tiny model, as a user would start it."""
+def untied(pristine: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The same with a head of its own."""
+    from envrl.model.load import describe
+
+    config = copy.deepcopy(pristine.model.config)
+    config.tie_word_embeddings = False
+    folder = tmp_path_factory.mktemp("untied")
+    model = type(pristine.model)(config)
+    describe(model, pristine.tokenizer, folder)
+    return type(pristine)(model, pristine.tokenizer, folder)
+
+
+@pytest.fixture(scope="session")
+def urls(pristine: Any, untied: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Of running servers, as users may start them."""
     from serving import child  # type: ignore[import-not-found]
 
-    server = child(pristine, tmp_path_factory.mktemp("server"))
-    yield asyncio.run(server.url())
-    asyncio.run(server.close())
+    folder = tmp_path_factory.mktemp
+    servers = {
+        "tiny": child(pristine, folder("tiny")),
+        "untied": child(untied, folder("untied")),
+        "no_dev_mode": child(pristine, folder("no_dev_mode"), dev=False),
+        "plain": child(
+            pristine, folder("plain"), backend="nccl", logprobs_mode=None, worker_extension_cls=None
+        ),
+    }
+
+    async def start() -> dict[str, str]:
+        found = await asyncio.gather(*(server.url() for server in servers.values()))
+        return dict(zip(servers, found, strict=True))
+
+    async def stop() -> None:
+        await asyncio.gather(*(server.close() for server in servers.values()))
+
+    yield asyncio.run(start())
+    asyncio.run(stop())
+
+
+@pytest.fixture(scope="session")
+def url(urls: dict[str, str]) -> str:
+    """Of a running server with the tiny model."""
+    return urls["tiny"]

@@ -64,12 +64,16 @@ async def started(tiny: Tiny, *overrides: str, **settings: Any) -> AsyncIterator
         await engine.close()
 
 
-def child(tiny: Tiny, directory: Path, number: int = 0, **changes: Any) -> ChildServer:
+def child(
+    tiny: Tiny, directory: Path, *, dev: bool = True, backend: str = "file", **changes: Any
+) -> ChildServer:
     """A server as envrl launches it, but for some of vLLM's arguments; None drops one."""
     spec = server_spec(*LAUNCH)
     arguments = engine_arguments(spec, tiny.folder, dtype="float32", max_context=1024, on_gpu=False) | changes
     given = {name: value for name, value in arguments.items() if value is not None}
-    return vllm_server(spec, given, number, directory=directory, backend="file", threads=1)
+    server = vllm_server(spec, given, 0, directory=directory, backend=backend, threads=1)
+    server._environment = {**server._environment, "VLLM_SERVER_DEV_MODE": str(int(dev))}
+    return server
 
 
 async def answer(

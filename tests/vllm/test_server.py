@@ -42,6 +42,14 @@ async def test_merged_adapters_are_the_trainers_too(tiny: Tiny, url: str) -> Non
         assert await adapted.difference(engine) < 1e-4
 
 
+async def test_untied_weights_are_the_trainers_too(untied: Tiny, urls: dict[str, str]) -> None:
+    async with started(untied, *at(urls["untied"])) as engine:
+        for version in (1, 2):
+            untied.change()
+            await engine.load_weights(Weights(untied.model), version)
+            assert await untied.difference(engine) < 1e-4
+
+
 async def test_it_samples_what_the_engine_in_process_samples(tiny: Tiny, url: str) -> None:
     spec = compose(["vllm_mode=colocate"]).vllm_mode
     colocate = ColocateEngine(spec, tiny.folder, dtype="float32", max_context=1024, eos=[tiny.eos], threads=1)

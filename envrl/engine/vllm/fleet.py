@@ -36,14 +36,20 @@ class Fleet:
         name: str,
         transfer: Transfer | None,
         judge: Callable[[Client], Awaitable[object]],
-        patience_s: float,
+        retry_timeout_s: float,
+        start_timeout_s: float = 0.0,
     ) -> None:
-        """`name` tells its weights from those of others; `judge` raises where a server may not be used."""
+        """`name` tells its weights from those of others; `judge` raises where a server may not be used.
+
+        A server that has not answered for `retry_timeout_s` is lost; an episode waits as long for one that
+        is up, and for `start_timeout_s` more.
+        """
         self._replicas = replicas
         self._name = name
         self._transfer = transfer
         self._judge = judge
-        self._patience_s = patience_s
+        self._retry_timeout_s = retry_timeout_s
+        self._patience_s = retry_timeout_s + start_timeout_s
         self._weights: Named = ()
         self._loads = 0
         self._loading = False
@@ -72,7 +78,7 @@ class Fleet:
     def lost(self, replica: Replica, error: Exception | str) -> None:
         """Nobody asks it until it is well and has the newest weights."""
         if replica.recovery is None:
-            log.warning("%s; its turns are played again", error)
+            log.warning("%s; what it leaves unanswered is asked again", error)
             replica.recovery = asyncio.create_task(self._recover(replica))
 
     async def load(self, weights: Named) -> None:
@@ -168,7 +174,7 @@ class Fleet:
                 continue
             expected = self._version
             try:
-                held = await replica.version(self._patience_s)
+                held = await replica.version(self._retry_timeout_s)
             except ServerDown as error:
                 self.lost(replica, error)
                 await replica.client.drop()  # whoever waits there asks again

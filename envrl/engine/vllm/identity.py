@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -62,11 +63,15 @@ async def inspect(client: Client, needs: Needs) -> tuple[Served | None, list[str
     faults = [*_settings(info, needs)]
     if info["parallel_config"]["worker_extension_cls"] == WORKER:
         faults += _model(await client.describe(*SIZES), needs.config)
-    ids = await client.tokenize(PROBE)
-    own = needs.tokenizer(PROBE, add_special_tokens=False)["input_ids"]
-    if ids is not None and ids != own:
-        differs = f"it reads {PROBE[:11]!r}... as {ids[:8]}..., the trainer as {own[:8]}..."
-        faults.append(f"has another vocabulary: {differs}; mend: start it with the tokenizer of {MODEL}")
+    theirs = await client.tokenize(PROBE)
+    ours = needs.tokenizer(PROBE, add_special_tokens=False)["input_ids"]
+    if theirs is not None and theirs != ours:
+        same = next(i for i in count() if theirs[i : i + 1] != ours[i : i + 1])
+        ids = f"{theirs[same : same + 5]}, the trainer's is {ours[same : same + 5]}"
+        mend = f"start it with the tokenizer of {MODEL}"
+        faults.append(
+            f"has another vocabulary: after {same} tokens its {PROBE[:12]!r}... is {ids}; mend: {mend}"
+        )
     if served.max_context <= needs.min_context:
         needed = f"scheduler.max_tokens={needs.min_context} and a prompt are needed"
         mend = "start it with a larger --max-model-len, or lower scheduler.max_tokens"

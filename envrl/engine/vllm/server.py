@@ -113,7 +113,8 @@ class ServerEngine(Engine):
             name=found.name,
             transfer=way(found.dtype) if is_main() else None,
             judge=self._judge,
-            patience_s=self._spec.retry_timeout_s + (self._spec.start_timeout_s if self._spec.launch else 0),
+            retry_timeout_s=self._spec.retry_timeout_s,
+            start_timeout_s=self._spec.start_timeout_s if self._spec.launch else 0.0,
         )
         await self._fleet.stats()  # later ones count from here
 
