@@ -69,32 +69,34 @@ def untied(pristine: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="session")
-def urls(pristine: Any, untied: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Of running servers, as users may start them."""
+def running(pristine: Any, untied: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """Servers, as users may start them."""
     from serving import child  # type: ignore[import-not-found]
 
     folder = tmp_path_factory.mktemp
+    lacking: dict[str, Any] = {"backend": "nccl", "logprobs_mode": None, "worker_extension_cls": None}
     servers = {
         "tiny": child(pristine, folder("tiny")),
         "untied": child(untied, folder("untied")),
         "no_dev_mode": child(pristine, folder("no_dev_mode"), dev=False),
-        "plain": child(
-            pristine, folder("plain"), backend="nccl", logprobs_mode=None, worker_extension_cls=None
-        ),
+        "plain": child(pristine, folder("plain"), **lacking),
     }
 
-    async def start() -> dict[str, str]:
-        found = await asyncio.gather(*(server.url() for server in servers.values()))
-        return dict(zip(servers, found, strict=True))
+    async def each(method: str) -> None:
+        await asyncio.gather(*(getattr(server, method)() for server in servers.values()))
 
-    async def stop() -> None:
-        await asyncio.gather(*(server.close() for server in servers.values()))
+    asyncio.run(each("url"))
+    yield servers
+    asyncio.run(each("close"))
 
-    yield asyncio.run(start())
-    asyncio.run(stop())
+
+@pytest.fixture(scope="session")
+def urls(running: dict[str, Any]) -> dict[str, str]:
+    """Where they are."""
+    return {name: asyncio.run(server.url()) for name, server in running.items()}
 
 
 @pytest.fixture(scope="session")
 def url(urls: dict[str, str]) -> str:
-    """Of a running server with the tiny model."""
+    """Of the tiny model's."""
     return urls["tiny"]

@@ -193,7 +193,7 @@ def _break(engine: ColocateEngine) -> None:
     def step() -> None:
         raise RuntimeError("out of luck\nand a page of configuration")
 
-    engine._vllm.step = step
+    engine._running.engine.step = step
 
 
 def _rest(tiny: Tiny) -> tuple[Any, Any]:

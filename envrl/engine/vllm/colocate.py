@@ -7,7 +7,6 @@ The thread takes commands between two steps, in the order in which they came. On
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -16,19 +15,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from envrl.engine.base import Engine, EngineStats, Generation, GenerationStop, Sampling
 from envrl.engine.vllm.arguments import engine_arguments
-from envrl.engine.vllm.loading import load_into
+from envrl.engine.vllm.instance import Instance, Place, judge
 from envrl.engine.vllm.totals import Totals
-from envrl.errors import ConfigError, EngineError, unknown
+from envrl.errors import ConfigError, EngineError
 from envrl.spec import ColocateSpec
 
 T = TypeVar("T")
@@ -85,15 +81,13 @@ class ColocateEngine(Engine):
             "disable_log_stats": False,  # its statistics cost nothing that can be measured
             "enable_sleep_mode": spec.sleep,
         }
-        if spec.tensor_parallel_size == 1:  # then this process hands the weights over itself
-            del self._arguments["worker_extension_cls"]
-        _judge(self._arguments)
+        judge(self._arguments)
         self.max_context = self._arguments["max_model_len"]
         self._eos = frozenset(eos)
-        self._threads = threads
-        self._has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
         self._totals = Totals()
-        self._vllm: Any = None
+        device = torch.cuda.current_device() if on_gpu else None
+        self._place = Place(threads=threads, device=device, in_launch=torch.distributed.is_initialized())
+        self._instance: Instance | None = None
         self._weights: Iterable[tuple[str, Tensor]] = ()
         self._requests: dict[str, _Request] = {}
         self._commands: deque[_Command] = deque()
@@ -150,13 +144,13 @@ class ColocateEngine(Engine):
     async def sleep(self) -> None:
         """See Engine. Level 1: weights move to the CPU's memory, keys and values go. Not run on a GPU."""
         if self._spec.sleep:
-            await self._call(lambda: self._vllm.sleep(1), needs_idle=True)
+            await self._call(lambda: self._running.engine.sleep(1), needs_idle=True)
 
     async def wake(self) -> None:
         """See Engine. Only the weights get their memory back; the rest follows once they are loaded."""
         if self._spec.sleep:
             torch.cuda.empty_cache()  # what the update has left over
-            await self._call(lambda: self._vllm.wake_up(["weights"]))
+            await self._call(lambda: self._running.engine.wake_up(["weights"]))
 
     async def close(self) -> None:
         """See Engine. What still runs fails."""
@@ -191,7 +185,7 @@ class ColocateEngine(Engine):
             self._take_commands()
             if self._busy():
                 try:
-                    outputs = self._vllm.step()
+                    outputs = self._running.engine.step()
                 except Exception as error:
                     self._die(error)
                 else:
@@ -206,7 +200,7 @@ class ColocateEngine(Engine):
             return not self._closing
 
     def _busy(self) -> bool:
-        return bool(self._requests) and self._vllm is not None
+        return bool(self._requests)
 
     def _take_commands(self) -> None:
         while self._aborted:
@@ -218,11 +212,10 @@ class ColocateEngine(Engine):
         if request.future.cancelled():
             return
         try:
-            if self._fatal is not None:
-                raise self._fatal
+            engine = self._running.engine
             prompt = {"prompt_token_ids": request.ids}
             request.id = next(self._names)
-            self._vllm.add_request(request.id, prompt, self._parameters(request))
+            engine.add_request(request.id, prompt, self._parameters(request))
         except Exception as error:
             _settle([(request, _failure(error))])
         else:
@@ -250,7 +243,7 @@ class ColocateEngine(Engine):
 
     def _abort(self, request: _Request) -> None:
         if self._requests.pop(request.id, None) is not None:
-            self._vllm.abort_request([request.id])
+            self._running.engine.abort_request([request.id])
 
     def _answer(self, outputs: Sequence[Any]) -> None:
         answers = []
@@ -276,82 +269,38 @@ class ColocateEngine(Engine):
     def _die(self, error: Exception) -> None:
         """Fails what ran and builds the next engine; after too many deaths in a row there is none."""
         self._fail(_failure(error))
+        self._shut_down()
         self._deaths += 1
         if self._deaths >= MAX_DEATHS:
             self._fatal = EngineError(f"the engine died {self._deaths} times in a row: {_failure(error)}")
         else:
             try:
-                self._shut_down()
                 self._build()
                 self._push()
             except Exception as again:
                 self._fatal = EngineError(f"the engine died and could not be built again: {_failure(again)}")
 
+    def _build(self) -> None:
+        self._instance = Instance(self._arguments, self._place, self._totals)
+        self.kv_tokens = self._instance.kv_tokens
+
+    def _push(self) -> None:
+        self._running.push(self._weights, wake=self._spec.sleep)
+
+    def _shut_down(self) -> None:
+        instance, self._instance = self._instance, None
+        if instance is not None:
+            instance.shut_down()
+
+    @property
+    def _running(self) -> Instance:
+        if self._instance is None:
+            raise self._fatal or EngineError("the engine has not been started")
+        return self._instance
+
     def _fail(self, error: Exception) -> None:
         failed, self._requests = self._requests, {}
         _settle([(request, error) for request in failed.values()])
-
-    # --- beginning, weights, end ------------------------------------------------------------
-
-    def _build(self) -> None:
-        from vllm import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
-
-        if torch.cuda.is_available():
-            torch.cuda.set_device(torch.cuda.current_device())  # the device is each thread's own
-        torch.set_num_threads(self._threads)
-        # vLLM seeds these anew and, on a CPU, makes set_num_threads do nothing.
-        kept = random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.set_num_threads
-        try:
-            self._vllm = LLMEngine.from_engine_args(
-                EngineArgs(**self._arguments), stat_loggers=[lambda *_: self._totals]
-            )
-        finally:
-            random.setstate(kept[0])
-            np.random.set_state(kept[1])
-            torch.set_rng_state(kept[2])
-            torch.set_num_threads = kept[3]
-        cache = self._vllm.vllm_config.cache_config
-        self.kv_tokens = cache.num_gpu_blocks * cache.block_size
-
-    def _push(self) -> None:
-        if self._spec.tensor_parallel_size == 1:
-            weights = self._weights
-            self._vllm.collective_rpc(lambda worker: load_into(worker, weights))
-        else:  # the workers are processes of their own; not run on GPUs
-            with TemporaryDirectory(dir=_shared_memory()) as folder:
-                path = Path(folder) / "weights.safetensors"
-                save_file({name: value.contiguous().cpu() for name, value in self._weights}, path)
-                self._vllm.collective_rpc("load_file", args=(str(path),))
-        if self._spec.sleep:
-            self._vllm.wake_up(["kv_cache", "scheduling"])
-        if not self._vllm.reset_prefix_cache():
-            raise EngineError("the prefix cache was in use while the weights changed")
-
-    def _shut_down(self) -> None:
-        """Ends vLLM's engine, but not the process group of the launch, which it would take along."""
-        import vllm.v1.engine.core as core
-        from vllm.distributed.parallel_state import destroy_model_parallel
-
-        if self._vllm is None:
-            return
-        engine, self._vllm = self._vllm, None
-        cleanup = core.cleanup_dist_env_and_memory
-        if self._has_group:
-            core.cleanup_dist_env_and_memory = lambda *_, **__: destroy_model_parallel()
-        try:
-            with suppress(Exception):  # a dead engine may fail again
-                engine.engine_core.shutdown()
-        finally:
-            core.cleanup_dist_env_and_memory = cleanup
-
-
-def _judge(arguments: dict[str, Any]) -> None:
-    """Raises ConfigError for a name that is none of vLLM's."""
-    from vllm import EngineArgs
-
-    for name in arguments.keys() - (known := EngineArgs.__dataclass_fields__.keys()):
-        raise ConfigError(f"{unknown('vllm_mode.args', name, known)}; mend: leave it out")
 
 
 def _settle(answers: Sequence[tuple[_Request, Generation | Exception]]) -> None:
@@ -381,7 +330,3 @@ def _failure(error: Exception) -> EngineError:
     failure = EngineError(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
     failure.__cause__ = error
     return failure
-
-
-def _shared_memory() -> str | None:
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
