@@ -12,17 +12,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from envrl.engine.vllm import environment
 from envrl.errors import EnvrlError, StageError
+from envrl.grpo.settings import biases
 from envrl.launch import is_main, world_size
 from envrl.report.table import final, table
 from envrl.rundir import open_run
-from envrl.spec import RunSpec
+from envrl.spec import RunSpec, Stage
 from envrl.summary import Summary
+
+if TYPE_CHECKING:
+    from envrl.stage.base import Run
 
 log = logging.getLogger("envrl")
 
@@ -111,6 +115,7 @@ async def _stages(spec: RunSpec, summary: Summary) -> None:
     if threading.current_thread() is threading.main_thread():
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     run = Run(spec, summary)
+    _warn(run)
     try:
         for stage in spec.stages[len(summary.stages) :]:
             log.info("stage %s", stage)
@@ -121,6 +126,13 @@ async def _stages(spec: RunSpec, summary: Summary) -> None:
             _save(summary, spec.output_dir)
     finally:
         await run.close()
+
+
+def _warn(run: Run) -> None:
+    """Tells of settings that bias the training, before any time is spent on it."""
+    for line in biases(run.spec) if Stage.TRAIN in run.spec.stages else ():
+        run.progress.log(f"warning: {line}")
+        log.warning(line)
 
 
 def _save(summary: Summary, directory: Path) -> None:

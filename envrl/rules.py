@@ -23,6 +23,7 @@ from envrl.env.base import Environment, has_solver, unreadable
 from envrl.env.compat.swift.adapter import SwiftEnvironment
 from envrl.env.openenv.adapters import ADAPTERS, AUTO
 from envrl.errors import ConfigError, unknown
+from envrl.grpo import settings
 from envrl.importing import load_plugin
 from envrl.launch import world_size
 from envrl.paths import CONF
@@ -91,8 +92,6 @@ def _unbuilt(spec: RunSpec) -> Iterator[str]:
     refused = {
         "scheduler=harness": spec.scheduler.kind is SchedulerKind.HARNESS and "scheduler=tool_calling",
         f"grpo.staleness={grpo.staleness}": grpo.staleness > 0 and "grpo.staleness=0",
-        f"grpo.credit={grpo.credit}": grpo.credit != "episode" and "grpo.credit=episode",
-        f"grpo.kl_coef={grpo.kl_coef:g}": grpo.kl_coef > 0 and "grpo.kl_coef=0",
         f"tracker=[{','.join(trackers)}]": bool(trackers) and "tracker=[local]",
     }
     for key, env in spec.env.items():
@@ -364,6 +363,7 @@ def _grpo(spec: RunSpec) -> Iterator[str]:
             f"grpo.groups_per_step: {world} ranks share whole groups (got {groups}); "
             f"mend: grpo.groups_per_step={(groups // world + 1) * world}"
         )
+    yield from settings.broken(spec)
     weights = {key: env.weight for key, env in spec.env.items()}
     evaluated = {env for env, _ in islice(mixture(weights), spec.evaluate.episodes)}
     if spec.evaluates and (left_out := [key for key in spec.env if key not in evaluated]):

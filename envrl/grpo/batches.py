@@ -7,7 +7,7 @@ never from comparing ids with the padding id.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from envrl.rollout.transcript import TokenRow
+
+Score = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(logits [N, V], targets [N]) → log-probs [N] and entropies [N]."""
 
 _CHUNK_LOGITS = 1 << 26
 """Logits that exist at once: 256 MiB in float32. Above, they are made in chunks, and again in backward."""
@@ -75,25 +78,29 @@ def _padded(rows: Sequence[TokenRow], pad_id: int) -> Batch:
 
 
 def token_logprobs(
-    model: PreTrainedModel, batch: Batch, *, temperature: float = 1.0
+    model: PreTrainedModel, batch: Batch, *, temperature: float = 1.0, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each sampled token given those before it, and the entropy of its distribution.
 
     Both are float32 [B, T] and 0 outside the mask and at position 0, which nothing predicts. The
-    entropy carries no gradient. Only the sampled tokens are multiplied with the vocabulary, and no more
-    than `_CHUNK_LOGITS` logits are held at once.
+    entropy carries a gradient only where that is asked for. Only the sampled tokens are multiplied with
+    the vocabulary, and no more than `_CHUNK_LOGITS` logits are held at once.
     """
+
+    def score(logits_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+        return _score(logits_NV.float() / temperature, targets_N, entropy_gradient)
+
     chosen_BT = batch.mask_BT.clone()
     chosen_BT[:, 0] = False
     inputs_BT = batch.ids_BT[:, :-1]
     targets_N = batch.ids_BT[chosen_BT]
     if _has_plain_head(model):
         hidden_NH = _decode(model, inputs_BT)[chosen_BT[:, 1:]]
-        logprobs_N, entropy_N = _score_chunks(_head(model), hidden_NH, targets_N, temperature)
+        logprobs_N, entropy_N = _score_chunks(score, _head(model), hidden_NH, targets_N)
     else:
         columns = chosen_BT[:, 1:].any(0).nonzero().squeeze(-1)
         logits_BCV = model(input_ids=inputs_BT, use_cache=False, logits_to_keep=columns).logits
-        logprobs_N, entropy_N = _score(logits_BCV[chosen_BT[:, 1 + columns]], targets_N, temperature)
+        logprobs_N, entropy_N = score(logits_BCV[chosen_BT[:, 1 + columns]], targets_N)
     empty_BT = torch.zeros_like(batch.ids_BT, dtype=torch.float32)
     return empty_BT.masked_scatter(chosen_BT, logprobs_N), empty_BT.masked_scatter(chosen_BT, entropy_N)
 
@@ -109,26 +116,26 @@ def _head(model: PreTrainedModel) -> nn.Linear:
     return head
 
 
-def _score(logits_NV: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    logprobs_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
-    everywhere_NV = logprobs_NV.detach()
+def _score(logits_NV: Tensor, targets_N: Tensor, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
+    everywhere_NV = logprobs_NV if entropy_gradient else logprobs_NV.detach()
     entropy_N = -(everywhere_NV.exp() * everywhere_NV).sum(-1)
     return logprobs_NV.gather(-1, targets_N[:, None]).squeeze(-1), entropy_N
 
 
 def _score_chunks(
-    head: nn.Linear, hidden_NH: Tensor, targets_N: Tensor, temperature: float
+    score: Score, head: nn.Linear, hidden_NH: Tensor, targets_N: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`_score` of the head's logits; several chunks are not kept for backward but computed again there."""
+    """`score` of the head's logits; several chunks are not kept for backward but computed again there."""
 
-    def score(hidden_NH: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-        return _score(head(hidden_NH), targets_N, temperature)
+    def scored(hidden_NH: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+        return score(head(hidden_NH), targets_N)
 
     size = max(_CHUNK_LOGITS // head.out_features, 1)
     if len(targets_N) <= size:
-        return score(hidden_NH, targets_N)
+        return scored(hidden_NH, targets_N)
     chunks = zip(torch.split(hidden_NH, size), torch.split(targets_N, size), strict=True)
-    scores = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
+    scores = [checkpoint(scored, *chunk, use_reentrant=False) for chunk in chunks]
     logprobs, entropies = zip(*scores, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 

@@ -1,16 +1,77 @@
-"""The losses, and how far the engine's log-probs are from the trainer's. All pure."""
+"""The losses: one table of variants, and the small pure functions that it is made of."""
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-Normalisation = Literal["dapo", "grpo", "bnpo", "dr_grpo"]
+Loss = Literal["grpo", "dapo", "dr_grpo", "bnpo", "gspo", "cispo"]
 
-_FAR = 20.0
-"""Log-ratios are cut here before `exp` where only a metric is at stake, so that it stays finite."""
+
+class Clip(NamedTuple):
+    """How far the ratio to the old policy may go: from 1 - low to 1 + high, and never above delta."""
+
+    low: float
+    high: float
+    delta: float = math.inf
+
+
+def token_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """New over old probability of each token. Source: PPO (arXiv:1707.06347)."""
+    return torch.exp(log_ratio_BT)
+
+
+def sequence_ratio(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """The geometric mean of a row's token ratios, at each of its tokens. Source: GSPO (arXiv:2507.18071)."""
+    mean_B1 = log_ratio_BT.sum(-1, keepdim=True) / mask_BT.sum(-1, keepdim=True).clamp(min=1)
+    return torch.exp(mean_B1).expand_as(log_ratio_BT)
+
+
+def clipped(ratio_BT: Tensor, advantages_BT: Tensor, logprobs_BT: Tensor, clip: Clip) -> Tensor:
+    """PPO's surrogate to maximise: beyond the clip there is no gradient.
+
+    `delta` bounds the ratio also where the advantage is negative, which the clip leaves unbounded.
+    Sources: PPO (arXiv:1707.06347); two clips: DAPO (arXiv:2503.14476); delta: INTELLECT-2
+    (arXiv:2505.07291).
+    """
+    bounded_BT = ratio_BT.clamp(1 - clip.low, 1 + clip.high)
+    ratio_BT = ratio_BT.clamp(max=clip.delta)
+    return torch.minimum(ratio_BT * advantages_BT, bounded_BT * advantages_BT)
+
+
+def weighted(ratio_BT: Tensor, advantages_BT: Tensor, logprobs_BT: Tensor, clip: Clip) -> Tensor:
+    """CISPO's surrogate to maximise: the clipped ratio is a weight, and no token loses its gradient.
+
+    Source: MiniMax-M1 (arXiv:2506.13585).
+    """
+    return ratio_BT.detach().clamp(1 - clip.low, 1 + clip.high) * advantages_BT * logprobs_BT
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What sets one loss apart from the others."""
+
+    surrogate: Callable[[Tensor, Tensor, Tensor, Clip], Tensor]
+    ratio: Callable[[Tensor, Tensor], Tensor]
+    mean: Literal["tokens", "rank's tokens", "rows", "rows x max_tokens"]
+    """What the sum is divided by; with `rows` each row is first divided by its own tokens."""
+
+
+VARIANTS: dict[Loss, Variant] = {
+    "grpo": Variant(clipped, token_ratio, "rows"),  # DeepSeekMath, arXiv:2402.03300
+    "dapo": Variant(clipped, token_ratio, "tokens"),  # DAPO, arXiv:2503.14476
+    "dr_grpo": Variant(clipped, token_ratio, "rows x max_tokens"),  # Dr. GRPO, arXiv:2503.20783
+    "bnpo": Variant(
+        clipped, token_ratio, "rank's tokens"
+    ),  # the batch's own mean, as TRL's loss of this name
+    "gspo": Variant(clipped, sequence_ratio, "rows"),  # GSPO, arXiv:2507.18071
+    "cispo": Variant(weighted, token_ratio, "tokens"),  # MiniMax-M1, arXiv:2506.13585
+}
 
 
 def policy_loss(
@@ -21,7 +82,8 @@ def policy_loss(
     *,
     clip_low: float,
     clip_high: float,
-    normalisation: Normalisation = "dapo",
+    clip_delta: float | None = None,
+    loss: Loss = "dapo",
     normalizer: float | None = None,
     importance_weights_BT: Tensor | None = None,
     reference_logprobs_BT: Tensor | None = None,
@@ -29,50 +91,57 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss to minimise, and metrics as means over the tokens of the mask.
 
-    PPO's clipped surrogate per token, times the importance weight, plus `kl_coef` times the KL to the
-    reference. Tokens, and whole rows, without a 1 in the mask count nowhere. `normalizer` divides the
-    sum: give the whole batch's (`normalizer_of`) to each of its micro-batches, and their losses and
-    gradients add up to the same total however the batch was cut. None takes it from this batch alone.
+    The variant's surrogate, times the importance weight, plus `kl_coef` times the KL to the reference.
+    Tokens, and whole rows, without a 1 in the mask count nowhere. `normalizer` divides the sum: give the
+    whole batch's (`normalizer_of`) to each of its micro-batches, and their losses and gradients add up to
+    the same total however the batch was cut. None takes it from this batch alone.
 
-    Metrics: `clip_ratio/low`, `clip_ratio/high` and their union `clip_ratio/region`; with a reference,
-    `kl_reference`. Raises ValueError for dr_grpo without a normalizer.
-
-    Sources: PPO (arXiv:1707.06347); grpo: DeepSeekMath (arXiv:2402.03300); dapo and the two clips: DAPO
-    (arXiv:2503.14476); dr_grpo: Dr. GRPO (arXiv:2503.20783).
+    Metrics: `clip_ratio/low`, `clip_ratio/high` and their union `clip_ratio/region`; with a delta,
+    `clip_ratio/delta`; with a reference, `kl_reference`. Raises ValueError for dr_grpo without a normalizer.
+    The sources stand at the variants.
     """
+    variant, clip = VARIANTS[loss], Clip(clip_low, clip_high, clip_delta or math.inf)
     mask_BT = mask_BT.to(logprobs_BT.dtype)
-    ratio_BT = torch.exp((logprobs_BT - old_logprobs_BT) * mask_BT)
-    clipped_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high)
-    loss_BT = -torch.minimum(ratio_BT * advantages_BT, clipped_BT * advantages_BT)
-    low_BT = (ratio_BT < 1 - clip_low) & (advantages_BT < 0)
-    high_BT = (ratio_BT > 1 + clip_high) & (advantages_BT > 0)
-    seen = {"clip_ratio/low": low_BT, "clip_ratio/high": high_BT, "clip_ratio/region": low_BT | high_BT}
+    ratio_BT = variant.ratio((logprobs_BT - old_logprobs_BT) * mask_BT, mask_BT)
+    loss_BT = -variant.surrogate(ratio_BT, advantages_BT, logprobs_BT, clip)
+    seen = _beyond(ratio_BT.detach(), advantages_BT, clip)
     if importance_weights_BT is not None:
         loss_BT = loss_BT * importance_weights_BT
     if reference_logprobs_BT is not None:
         # Times the ratio, as in DeepSeek-V3.2 (arXiv:2512.02556): k3's own gradient is not that of the KL.
-        kl_BT = _k3((reference_logprobs_BT - logprobs_BT) * mask_BT) * ratio_BT
+        kl_BT = k3((reference_logprobs_BT - logprobs_BT) * mask_BT) * ratio_BT
         loss_BT = loss_BT + kl_coef * kl_BT
         seen["kl_reference"] = kl_BT.detach()
     if normalizer is None:
-        normalizer = _own_normalizer(mask_BT, normalisation)
-    loss = _summed(loss_BT, mask_BT, normalisation) / max(normalizer, 1.0)
-    return loss, {name: masked_mean(value_BT, mask_BT) for name, value_BT in seen.items()}
+        normalizer = _own_normalizer(mask_BT, loss)
+    rows_B = (loss_BT * mask_BT).sum(-1)
+    if variant.mean == "rows":
+        rows_B = rows_B / mask_BT.sum(-1).clamp(min=1)
+    metrics = {name: masked_mean(value_BT, mask_BT) for name, value_BT in seen.items()}
+    return rows_B.sum() / max(normalizer, 1.0), metrics
 
 
-def normalizer_of(normalisation: Normalisation, *, tokens: float, rows: float, max_tokens: int) -> float:
+def normalizer_of(loss: Loss, *, tokens: float, rows: float, max_tokens: int) -> float:
     """What the summed loss is divided by: rows, sampled tokens, or rows times the longest they may be.
 
     `tokens` and `rows` are those of the whole batch: all ranks' for dapo; for bnpo, which takes each
     rank's own mean, the rank's own tokens times the number of ranks. Rows without a sampled token are none.
     """
-    match normalisation:
-        case "grpo":
+    match VARIANTS[loss].mean:
+        case "rows":
             return rows
-        case "dr_grpo":
+        case "rows x max_tokens":
             return rows * max_tokens
-        case "dapo" | "bnpo":
+        case "tokens" | "rank's tokens":
             return tokens
+
+
+def entropy_bonus(entropy_BT: Tensor, mask_BT: Tensor, *, tokens: float) -> Tensor:
+    """Mean entropy of the tokens, of which a multiple is taken off the loss; `tokens` is the whole batch's.
+
+    Source: A3C (arXiv:1602.01783), section 4.
+    """
+    return (entropy_BT * mask_BT).sum() / max(tokens, 1.0)
 
 
 def supervised_loss(logprobs_BT: Tensor, mask_BT: Tensor, *, normalizer: float) -> Tensor:
@@ -80,35 +149,12 @@ def supervised_loss(logprobs_BT: Tensor, mask_BT: Tensor, *, normalizer: float) 
     return -(logprobs_BT * mask_BT).sum() / max(normalizer, 1.0)
 
 
-def importance_weights(
-    logprobs_BT: Tensor, engine_logprobs_BT: Tensor, mask_BT: Tensor, *, cap: float
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Trainer's over engine's probability of each sampled token, at most `cap`; 1 outside the mask.
-
-    A token whose engine log-prob is NaN weighs 1. The weights carry no gradient. Metrics, over the
-    mask's tokens: `mismatch/capped_fraction`, `mismatch/weight` (mean).
-
-    Source: truncated importance sampling between rollout and trainer (Yao et al., "Your Efficient RL
-    Framework Secretly Brings You Off-Policy RL Training", 2025).
-    """
-    ratio_BT = torch.exp(_log_ratio(logprobs_BT, engine_logprobs_BT, mask_BT))
-    weights_BT = ratio_BT.clamp(max=cap)
-    return weights_BT, {
-        "mismatch/capped_fraction": masked_mean(ratio_BT > cap, mask_BT),
-        "mismatch/weight": masked_mean(weights_BT, mask_BT),
-    }
-
-
-def mismatch_kl(logprobs_BT: Tensor, engine_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """KL from the engine's to the trainer's distribution, estimated on the engine's tokens.
-
-    The k3 estimator, mean of r - 1 - log r with r the trainer's over the engine's probability: never
-    negative, and unbiased as long as the engine samples from its whole distribution (top_p 1, top_k 0).
+def k3(log_ratio: Tensor) -> Tensor:
+    """r - 1 - log r, whose mean over samples of p, with r = q/p, is the KL from p to q; never negative.
 
     Source: Schulman, "Approximating KL divergence" (2020).
     """
-    log_ratio_BT = _log_ratio(logprobs_BT, engine_logprobs_BT, mask_BT)
-    return masked_mean(_k3(log_ratio_BT.clamp(-_FAR, _FAR)), mask_BT)
+    return torch.expm1(log_ratio) - log_ratio
 
 
 def masked_mean(value_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -116,24 +162,18 @@ def masked_mean(value_BT: Tensor, mask_BT: Tensor) -> Tensor:
     return (value_BT * mask_BT).sum() / mask_BT.sum().clamp(min=1)
 
 
-def _log_ratio(logprobs_BT: Tensor, engine_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    difference_BT = logprobs_BT.detach() - engine_logprobs_BT
-    return torch.nan_to_num(difference_BT, nan=0.0).masked_fill(mask_BT == 0, 0.0)
+def _beyond(ratio_BT: Tensor, advantages_BT: Tensor, clip: Clip) -> dict[str, Tensor]:
+    """Which tokens the clip binds, by the name of the metric."""
+    low_BT = (ratio_BT < 1 - clip.low) & (advantages_BT < 0)
+    high_BT = (ratio_BT > 1 + clip.high) & (advantages_BT > 0)
+    beyond = {"clip_ratio/low": low_BT, "clip_ratio/high": high_BT, "clip_ratio/region": low_BT | high_BT}
+    if clip.delta < math.inf:
+        beyond["clip_ratio/delta"] = (ratio_BT > clip.delta) & (advantages_BT < 0)
+    return beyond
 
 
-def _k3(log_ratio_BT: Tensor) -> Tensor:
-    return torch.expm1(log_ratio_BT) - log_ratio_BT
-
-
-def _summed(loss_BT: Tensor, mask_BT: Tensor, normalisation: Normalisation) -> Tensor:
-    rows_B = (loss_BT * mask_BT).sum(-1)
-    if normalisation == "grpo":
-        rows_B = rows_B / mask_BT.sum(-1).clamp(min=1)
-    return rows_B.sum()
-
-
-def _own_normalizer(mask_BT: Tensor, normalisation: Normalisation) -> float:
-    if normalisation == "dr_grpo":
+def _own_normalizer(mask_BT: Tensor, loss: Loss) -> float:
+    if loss == "dr_grpo":
         raise ValueError("dr_grpo divides by rows times max_tokens: pass normalizer=normalizer_of(…)")
     tokens, rows = float(mask_BT.sum()), float(mask_BT.any(-1).sum())
-    return normalizer_of(normalisation, tokens=tokens, rows=rows, max_tokens=0)
+    return normalizer_of(loss, tokens=tokens, rows=rows, max_tokens=0)

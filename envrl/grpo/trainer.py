@@ -1,26 +1,29 @@
-"""One optimizer step per batch of episodes.
+"""One or several optimizer steps per batch of episodes.
 
 Every rank works through its own rows on the bare model and the gradients are summed over ranks once,
-at the end. So ranks may hold different numbers of rows, or none, and nobody waits inside a backward pass.
-The old log-probs are the trainer's own, so the ratio starts at exactly 1; what the engine computed
-differently enters through the capped importance weight.
+at the end of an update. So ranks may hold different numbers of rows, or none, and nobody waits inside a
+backward pass.
+The old log-probs are the trainer's own from before the first update, so the ratio starts at exactly 1; what
+the engine computed differently enters through the importance weights.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from envrl.errors import StageError
 from envrl.grpo.batches import Batch, micro_batches, token_logprobs
-from envrl.grpo.loss import importance_weights, masked_mean, mismatch_kl, normalizer_of, policy_loss
+from envrl.grpo.loss import normalizer_of
+from envrl.grpo.minibatch import MiniBatch, Piece, Sums
+from envrl.grpo.objective import objective
 from envrl.grpo.optimizer import adamw, lr_factor, set_learning_rate
 
 if TYPE_CHECKING:
@@ -29,21 +32,6 @@ if TYPE_CHECKING:
 
     from envrl.rollout.transcript import TokenRow
     from envrl.spec import GrpoSpec
-
-
-@dataclass
-class _Sums:
-    """Token-weighted sums of the metrics over the micro-batches of one rank."""
-
-    loss: float = 0.0
-    tokens: float = 0.0
-    weighted: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-    def add(self, loss: Tensor, tokens: float, metrics: dict[str, Tensor]) -> None:
-        self.loss += float(loss.detach())
-        self.tokens += tokens
-        for name, value in metrics.items():
-            self.weighted[name] += float(value) * tokens
 
 
 class Trainer:
@@ -62,7 +50,7 @@ class Trainer:
         """`max_tokens` is the longest an episode may be, by which dr_grpo divides.
 
         With kl_coef above 0, `reference` is the policy to stay near; None takes a frozen copy of the
-        model as it is now.
+        model as it is now, which is right before the first step only.
         """
         self.spec = spec
         self.model = model.to(accelerator.device)
@@ -76,108 +64,126 @@ class Trainer:
         self._adamw = adamw(model, learning_rate=spec.learning_rate, weight_decay=spec.weight_decay)
         self._optimizer = accelerator.prepare_optimizer(self._adamw)
         self.step = 0
-        """Updates done so far, those without anything to learn included."""
+        """Batches done so far, those without anything to learn included."""
 
     def update(self, rows: Sequence[TokenRow]) -> dict[str, float]:
-        """One optimizer step on this rank's rows; every rank calls it. Returns metrics over all ranks.
+        """Trains on this rank's rows of a step; every rank calls it. Returns metrics over all ranks.
 
         Rows whose advantages are all 0 count in the loss's denominator but are not run, unless there is a
-        reference to stay near; `entropy`, `kl_engine` (k3, see `mismatch_kl`), `mismatch/*` and
-        `clip_ratio/*` are means over the tokens that were run, and missing where there were none.
-        `skipped_rows` counts these and the masked truncated ones, `rows` and `tokens` (sampled) all that were
-        given. Without a row to learn from the weights stay and only the schedule moves on. Raises
-        StageError for a gradient that is not finite.
+        reference to stay near or entropy to raise. `loss` and `grad_norm` are means over the `updates` that
+        were made. `entropy`, `kl_engine` (see `mismatch_kl`), `mismatch/*`, `off_policy/*` and `clip_ratio/*`
+        are means over the tokens that were run, and missing where there were none;
+        `mismatch/touched_tokens` are those of one pass. `skipped_rows` counts rows that were not run, `rows`
+        and `tokens` (sampled) all that were given. Without a row to learn from the weights stay and only the
+        schedule moves on. Raises StageError for a gradient that is not finite.
         """
         spec = self.spec
-        counted = [row for row in rows if any(row.mask_T) and not (spec.mask_truncated and row.truncated)]
-        run = [row for row in counted if self.reference is not None or any(row.advantages_T)]
         learning_rate = spec.learning_rate * lr_factor(
             self.step, schedule=spec.lr_schedule, warmup_steps=spec.warmup_steps, steps=spec.steps
         )
-        size = {
-            "rows": len(rows),
-            "tokens": _sampled(rows),
-            "skipped_rows": len(rows) - len(run),
-            "counted_rows": len(counted),
-            "counted_tokens": _sampled(counted),
-            "run_rows": len(run),
-        }
-        whole = dict(zip(size, self._summed(list(map(float, size.values()))), strict=True))
-        metrics = {name: whole[name] for name in ("rows", "tokens", "skipped_rows")}
-        metrics |= {"learning_rate": learning_rate, "loss": 0.0, "grad_norm": 0.0}
-        if whole["run_rows"]:
-            sums = self._accumulate(run, self._normalizer(whole, local_tokens=size["counted_tokens"]))
-            metrics |= self._means(sums)
-            metrics["grad_norm"] = self._apply(learning_rate)
-            if not math.isfinite(metrics["grad_norm"]):  # fp16: its scaler left this step out
-                del metrics["grad_norm"]
+        given, tokens = self._summed([float(len(rows)), float(_sampled(rows))])
+        parts = self._split(rows)
+        metrics = {"rows": given, "tokens": tokens, "skipped_rows": sum(part.skipped_rows for part in parts)}
+        metrics["learning_rate"] = learning_rate
+        if parts := [part for part in parts if part.run_rows]:
+            metrics |= self._descend(parts, learning_rate)
+        else:
+            metrics |= {"updates": 0.0, "loss": 0.0, "grad_norm": 0.0}
         self.step += 1
         return metrics
 
-    def _normalizer(self, whole: dict[str, float], *, local_tokens: float) -> float:
-        ranks = self.accelerator.num_processes
-        tokens = local_tokens * ranks if self.spec.loss == "bnpo" else whole["counted_tokens"]
-        return normalizer_of(
-            self.spec.loss, tokens=tokens, rows=whole["counted_rows"], max_tokens=self.max_tokens
+    def _split(self, rows: Sequence[TokenRow]) -> list[MiniBatch]:
+        """The rows that count, in as many mini-batches as every rank makes; each has some of every group."""
+        spec = self.spec
+        counted = [row for row in rows if self._counts(row)]
+        parts = [self._mini_batch(counted[i :: spec.mini_batches]) for i in range(spec.mini_batches)]
+        parts[0].skipped_rows += self._summed([float(len(rows) - len(counted))])[0]
+        return parts
+
+    def _counts(self, row: TokenRow) -> bool:
+        spec = self.spec
+        left_out = (spec.mask_truncated and row.truncated) or (spec.flat_groups == "drop" and row.flat)
+        return any(row.mask_T) and not left_out
+
+    def _mini_batch(self, rows: Sequence[TokenRow]) -> MiniBatch:
+        spec = self.spec
+        needs_all = self.reference is not None or spec.entropy_coef > 0
+        run = [row for row in rows if needs_all or any(row.advantages_T)]
+        counts = list(map(float, (len(rows), len(run), _sampled(rows))))
+        counted_rows, run_rows, tokens = self._summed(counts)
+        normalized = counts[2] * self.accelerator.num_processes if spec.loss == "bnpo" else tokens
+        batches = micro_batches(run, max_tokens=spec.micro_batch_tokens, pad_id=self.pad_id)
+        return MiniBatch(
+            pieces=[Piece(batch) for batch in batches],
+            skipped_rows=counted_rows - run_rows,
+            run_rows=run_rows,
+            tokens=tokens,
+            normalizer=normalizer_of(
+                spec.loss, tokens=normalized, rows=counted_rows, max_tokens=self.max_tokens
+            ),
         )
 
-    def _accumulate(self, rows: Sequence[TokenRow], normalizer: float) -> _Sums:
+    def _descend(self, parts: Sequence[MiniBatch], learning_rate: float) -> dict[str, float]:
+        """An optimizer step per mini-batch and pass. Returns the metrics of the whole."""
+        for part in parts[1:]:  # the first one's are those of its own forward pass
+            for piece in part.pieces:
+                piece.old_BT = self._scored(self.model, piece.batch.to(self.accelerator.device))
+        sums, norms = Sums(), []
+        for part in [*parts] * self.spec.passes:
+            self._accumulate(part, sums)
+            norms.append(self._apply(learning_rate))
+        metrics = {"updates": float(len(norms))} | self._means(sums, updates=len(norms))
+        if finite := [norm for norm in norms if math.isfinite(norm)]:  # fp16: its scaler left out the others
+            metrics["grad_norm"] = fmean(finite)
+        return metrics
+
+    def _accumulate(self, part: MiniBatch, sums: Sums) -> None:
         """Forward and backward of every micro-batch; gradients and metrics add up."""
         was_training = self.model.training
         self.model.train()
-        sums = _Sums()
-        for batch in micro_batches(rows, max_tokens=self.spec.micro_batch_tokens, pad_id=self.pad_id):
-            batch = batch.to(self.accelerator.device)
-            loss, metrics = self._loss(batch, normalizer)
+        for piece in part.pieces:
+            batch = piece.batch.to(self.accelerator.device)
+            loss, metrics = self._loss(piece, batch, part)
             self.accelerator.backward(loss)
             sums.add(loss, float(batch.mask_BT.sum()), metrics)
         self.model.train(was_training)
-        return sums
 
-    def _loss(self, batch: Batch, normalizer: float) -> tuple[Tensor, dict[str, Tensor]]:
-        spec, temperature = self.spec, self.spec.temperature
+    def _loss(self, piece: Piece, batch: Batch, part: MiniBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        spec = self.spec
         with self.accelerator.autocast():
-            logprobs_BT, entropy_BT = token_logprobs(self.model, batch, temperature=temperature)
-            reference_BT = None
-            if self.reference is not None:
-                with torch.no_grad():
-                    reference_BT, _ = token_logprobs(self.reference, batch, temperature=temperature)
-        old_BT = logprobs_BT.detach()
-        metrics = {
-            "entropy": masked_mean(entropy_BT, batch.mask_BT),
-            "kl_engine": mismatch_kl(old_BT, batch.logprobs_BT, batch.mask_BT),
-        }
-        weights_BT = None
-        if spec.mismatch_cap is not None:
-            weights_BT, mismatch = importance_weights(
-                old_BT, batch.logprobs_BT, batch.mask_BT, cap=spec.mismatch_cap
+            logprobs_BT, entropy_BT = token_logprobs(
+                self.model, batch, temperature=spec.temperature, entropy_gradient=spec.entropy_coef > 0
             )
-            metrics |= mismatch
-        loss, clipping = policy_loss(
-            logprobs_BT,
-            old_BT,
-            batch.advantages_BT,
-            batch.mask_BT,
-            clip_low=spec.clip_low,
-            clip_high=spec.clip_high,
-            normalisation=spec.loss,
-            normalizer=normalizer,
-            importance_weights_BT=weights_BT,
-            reference_logprobs_BT=reference_BT,
-            kl_coef=spec.kl_coef,
+        if piece.old_BT is None:
+            piece.old_BT = logprobs_BT.detach()
+        if piece.reference_BT is None and self.reference is not None:
+            piece.reference_BT = self._scored(self.reference, batch)
+        return objective(
+            spec,
+            batch,
+            logprobs_BT=logprobs_BT,
+            entropy_BT=entropy_BT,
+            old_BT=piece.old_BT,
+            reference_BT=piece.reference_BT,
+            normalizer=part.normalizer,
+            tokens=part.tokens,
         )
-        return loss, metrics | clipping
 
-    def _means(self, sums: _Sums) -> dict[str, float]:
-        """Over all ranks; a rank that ran nothing joins with zeros."""
-        names = ["entropy", "kl_engine", "clip_ratio/low", "clip_ratio/high", "clip_ratio/region"]
-        if self.spec.mismatch_cap is not None:
-            names += ["mismatch/capped_fraction", "mismatch/weight"]
-        if self.reference is not None:
-            names.append("kl_reference")
-        weighted = [sums.weighted[name] for name in names]
-        loss, tokens, *values = self._summed([sums.loss, sums.tokens, *weighted])
-        return {"loss": loss} | {name: value / tokens for name, value in zip(names, values, strict=True)}
+    @torch.no_grad()
+    def _scored(self, model: PreTrainedModel, batch: Batch) -> Tensor:
+        with self.accelerator.autocast():
+            return token_logprobs(model, batch, temperature=self.spec.temperature)[0]
+
+    def _means(self, sums: Sums, *, updates: int) -> dict[str, float]:
+        """Over all ranks; a rank that ran nothing has nothing to add."""
+        whole = sums
+        if self.accelerator.num_processes > 1:
+            whole = sum(gather_object([sums]), start=Sums())
+        metrics = {name: value / whole.tokens for name, value in whole.weighted.items()}
+        if self.spec.mismatch is not None:
+            touched = metrics["mismatch/touched_fraction"] * whole.tokens / self.spec.passes
+            metrics["mismatch/touched_tokens"] = float(round(touched))
+        return {"loss": whole.loss / updates} | metrics
 
     def _apply(self, learning_rate: float) -> float:
         """Sums the gradients over ranks, clips them, and steps. Returns their norm before clipping."""

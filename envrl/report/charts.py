@@ -34,6 +34,7 @@ CHARTS = (
     SUCCESS,
     Chart("Entropy", "nats per token", ("entropy",)),
     Chart("KL between engine and trainer", "nats per token", ("kl_engine",)),
+    Chart("KL to the weights that GRPO began with", "nats per token", ("kl_reference",)),
     Chart("Gradient norm", "before clipping", ("grad_norm",)),
     Chart("Clipped tokens, groups without variance", "share", ("clip_ratio/*", "frac_zero_std")),
     Chart("Length of completions", "tokens", ("completions/mean_length", "completions/max_length")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -133,8 +133,7 @@ class Episode:
 
     def room(self, engine: Engine) -> int:
         """Tokens that may still be added: by the episode's budget and the engine's context."""
-        used = sum(len(t.ids) - t.prompt_tokens for t in self.transcripts)
-        return min(self.limits.max_tokens - used, engine.max_context - len(self.transcripts[-1].ids))
+        return min(self.limits.max_tokens - self.length, engine.max_context - len(self.transcripts[-1].ids))
 
     def observe(self, messages: list[dict[str, Any]], engine: Engine) -> bool:
         """Renders messages for the model; False where they leave no room for it to answer."""
@@ -282,6 +281,11 @@ class Episode:
             )
 
     @property
+    def length(self) -> int:
+        """All tokens after the prompts, which is what max_tokens limits."""
+        return sum(len(t.ids) - t.prompt_tokens for t in self.transcripts)
+
+    @property
     def tokens(self) -> int:
         """Sampled by the model."""
         return sum(sum(transcript.mask) for transcript in self.transcripts)
@@ -312,14 +316,29 @@ class Episode:
             "duration_s": self._duration,
         }
 
-    def rows(self, advantage: float) -> list[TokenRow]:
-        """Its transcripts with this advantage on every sampled token; those without any are left out."""
+    def rows(self, advantage: float | Sequence[float]) -> list[TokenRow]:
+        """Its transcripts with this advantage on every sampled token; those without any are left out.
+
+        A sequence has one advantage per turn.
+        """
         truncated = self.stop is not None and self.stop.truncated
         return [
-            TokenRow(t.ids, t.mask, t.logprobs, [advantage * m for m in t.mask], truncated)
-            for t in self.transcripts
+            TokenRow(t.ids, t.mask, t.logprobs, self._spread(advantage, index), truncated)
+            for index, t in enumerate(self.transcripts)
             if any(t.mask)
         ]
+
+    def _spread(self, advantage: float | Sequence[float], index: int) -> list[float]:
+        """The advantages of a transcript's tokens."""
+        mask_T = self.transcripts[index].mask
+        if not isinstance(advantage, Sequence):
+            return [advantage * m for m in mask_T]
+        spread_T = [0.0] * len(mask_T)
+        for turn, own in zip(self.turns, advantage, strict=True):
+            if turn.transcript == index:
+                end = turn.start + turn.tokens
+                spread_T[turn.start : end] = [own * m for m in mask_T[turn.start : end]]
+        return spread_T
 
 
 def opening(

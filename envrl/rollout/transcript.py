@@ -75,3 +75,5 @@ class TokenRow:
     logprobs_T: list[float]
     advantages_T: list[float]
     truncated: bool = False
+    flat: bool = False
+    """Its group has nothing to teach, as all members got the same reward."""

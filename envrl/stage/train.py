@@ -7,29 +7,31 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from envrl.grpo import checkpoints
-from envrl.grpo.advantages import group_advantages, is_flat
+from envrl.grpo.credit import credit, is_dead, penalties, token_rows
 from envrl.grpo.trainer import Trainer
 from envrl.rollout.metrics import engine_metrics, episode_metrics, inflight_metrics
 from envrl.rollout.runner import Runner
 from envrl.rollout.tasks import Tasks
 from envrl.rollout.trajectory import Episode
-from envrl.rollout.transcript import TokenRow
 from envrl.spec import GrpoSpec
 from envrl.stage.base import Agent, Run
 from envrl.stage.evaluate import evaluate
+from envrl.stage.reference import reference
 from envrl.tracking import read_jsonl
 
 
 async def run(run: Run) -> None:
     """Trains from the newest checkpoint, or from the first step, to the last."""
-    await Training(run, await run.agent(), await run.runner()).run()
+    await Training(run, await run.agent(), await run.runner(), await reference(run)).run()
 
 
 class Training:
     """The loop over steps and what it carries from one to the next."""
 
-    def __init__(self, run: Run, agent: Agent, runner: Runner) -> None:
+    def __init__(self, run: Run, agent: Agent, runner: Runner, reference: PreTrainedModel | None) -> None:
         self._run = run
         self._agent = agent
         self._runner = runner
@@ -43,6 +45,7 @@ class Training:
             accelerator=run.accelerator,
             pad_id=agent.tokenizer.pad_token_id or 0,
             max_tokens=run.spec.scheduler.max_tokens,
+            reference=reference,
         )
         self._best: tuple[float, int] | None = None
         """Score (mean success over environments, else reward) and step of the best evaluation so far."""
@@ -75,7 +78,7 @@ class Training:
         groups = await self._roll_out(step)
         spent = await self._agent.engine.stats() - before
         rolled_out = time.perf_counter()
-        advantages = [group_advantages([e.reward for e in g], scale=self._spec.scale_rewards) for g in groups]
+        advantages = credit(groups, self._run.spec, gather=self._run.gather)
         async with self._agent.updating(_version(step)):
             update = self._trainer.update(token_rows(groups, advantages))
             updated = time.perf_counter()
@@ -85,7 +88,10 @@ class Training:
         metrics = update | episode_metrics(records)
         metrics |= engine_metrics(self._run.gather([spent]), episodes=len(records))
         metrics |= inflight_metrics(self._run.gather([self._runner.inflight]))
-        flat = self._run.gather([is_flat([episode.reward for episode in group]) for group in groups])
+        if self._spec.overlong_buffer:
+            shortened: list[float] = self._run.gather(penalties(groups, self._run.spec))
+            metrics["overlong_penalty"] = fmean(shortened)
+        flat = self._run.gather([is_dead(advantages_G) for advantages_G in advantages])
         return metrics | {
             "frac_zero_std": fmean(flat),
             "time/step_s": ended - started,
@@ -172,14 +178,3 @@ def totals(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {"steps": len(lines)} | {
         total: sum(line[name] for line in lines) for total, name in summed.items()
     }
-
-
-def token_rows(groups: Sequence[Sequence[Episode]], advantages: Sequence[Sequence[float]]) -> list[TokenRow]:
-    """The rows of all episodes that have a score; the others are trained on by nobody."""
-    return [
-        row
-        for group, advantages_G in zip(groups, advantages, strict=True)
-        for episode, advantage in zip(group, advantages_G, strict=True)
-        if episode.reward is not None
-        for row in episode.rows(advantage)
-    ]

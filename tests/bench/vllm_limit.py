@@ -13,9 +13,9 @@ import numpy as np
 from envrl.engine.base import Engine, Generation, Sampling
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-PROMPT, TOKENS = 256, 32
-"""The prompt is in the cache, so that nothing but decoding is measured."""
-REPEATS = 3
+PROMPT, TOKENS = 8 * 32 + 1, 16
+"""All of the prompt but one token is in whole blocks of the cache, so that decoding alone is measured."""
+REPEATS = 2
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -17,7 +17,7 @@ from bench_vllm import PAIRS
 from grpo_side import GROUPS, LAKE, MEMBERS
 from slow_lake import Latency
 from vllm_drill import DRILL, Barrier, LockStep, RandomLengths
-from vllm_limit import Pace, Watched, limit_s, measure_pace
+from vllm_limit import Pace, Span, Watched, limit_s, measure_pace
 from vllm_push import COLOCATE, SERVER, SMALL, TINY, measure_push
 from vllm_share import Share
 from vllm_side import OVERRIDES
@@ -45,6 +45,22 @@ async def main(folder: Path) -> None:
         await measure_push(name, folder, overrides)
 
 
+@dataclass(frozen=True)
+class Rollout:
+    """What one came to."""
+
+    wall_s: float
+    parts: dict[str, float]
+    """CPU time over the wall, by whose code it is."""
+    spans: list[Span]
+    tools_s: dict[str, float]
+    """By episode."""
+
+    def distance(self, pace: Pace) -> float:
+        """The wall over the least that it could have been, with the engine at this pace."""
+        return self.wall_s / limit_s(self.spans, self.tools_s, pace)
+
+
 @dataclass
 class Bench:
     """A colocated engine, and what drives it."""
@@ -53,14 +69,13 @@ class Bench:
     run: Run
     engine: Engine
     runner: Runner
-    pace: Pace
 
     @classmethod
     async def of(cls, folder: Path, overrides: Iterable[str]) -> Bench:
         spec = _spec(folder, overrides)
         run = Run(spec, Summary(spec.digest))
         engine = (await run.agent()).engine
-        return cls(spec, run, engine, await run.runner(), await measure_pace(engine))
+        return cls(spec, run, engine, await run.runner())
 
     def tasks(self, members: int, index: int) -> list[list[Task]]:
         """Those of one round."""
@@ -69,16 +84,18 @@ class Bench:
         return tasks.groups(groups * index, groups * (index + 1))
 
     async def play(
-        self, runner: Runner, groups: list[list[Task]], wrap: Callable[[Engine], Engine], name: str
-    ) -> tuple[float, float]:
-        """Seconds of a rollout, and their ratio to the least that it could have taken."""
+        self, groups: list[list[Task]], *, runner: Runner | None = None, lengths: bool = False
+    ) -> Rollout:
+        """All at once, by the runner; `lengths` draws those of the turns."""
         watched = Watched(self.engine)
-        engine = wrap(watched)
-        started = time.perf_counter()
-        played = await runner.run(groups, lambda *_: engine, self.run.sampling(1.0), name=name)
+        engine = RandomLengths(watched) if lengths else watched
+        share, started = Share(), time.perf_counter()
+        played = await (runner or self.runner).run(
+            groups, lambda *_: engine, self.run.sampling(1.0), name=f"from {groups[0][0].group}"
+        )
         wall_s = time.perf_counter() - started
         tools_s = {e.name: sum(turn.step_s for turn in e.turns) for group in played for e in group}
-        return wall_s, wall_s / limit_s(watched.spans, tools_s, self.pace)
+        return Rollout(wall_s, share.parts(wall_s), watched.spans, tools_s)
 
 
 async def shares(folder: Path) -> None:
@@ -88,14 +105,13 @@ async def shares(folder: Path) -> None:
         Latency.mean_s = latency_s
         parts, distances = [], []
         for index in range(PAIRS + 1):
-            share = Share()
-            groups = bench.tasks(MEMBERS, index)
-            wall_s, distance = await bench.play(bench.runner, groups, lambda e: e, f"{latency_s}/{index}")
-            parts.append(share.parts(wall_s))
-            distances.append(distance)
+            pace = await measure_pace(bench.engine)
+            rollout = await bench.play(bench.tasks(MEMBERS, index))
+            parts.append(rollout.parts)
+            distances.append(rollout.distance(pace))
         shown = ", ".join(f"{who} {median(part[who] for part in parts[1:]):.1%}" for who in parts[0])
         print(
-            f"FrozenLake, {_ms(latency_s)}: CPU time over the wall: {shown}; "
+            f"FrozenLake, tools {1000 * latency_s:.0f} ms: CPU time over the wall: {shown}; "
             f"wall / limit {median(distances[1:]):.2f}",
             flush=True,
         )
@@ -105,22 +121,21 @@ async def shares(folder: Path) -> None:
 async def against_lock_step(folder: Path) -> None:
     """Episodes of random length, each at its own pace or all in step."""
     bench = await Bench.of(folder, DRILL)
-    lock_step = Runner(
-        _spec(folder, [*DRILL, "scheduler.target=vllm_drill:LockStep"]), (await bench.run.agent()).chat
-    )
+    in_step = _spec(folder, [*DRILL, "scheduler.target=vllm_drill:LockStep"])
+    lock_step = Runner(in_step, (await bench.run.agent()).chat)
     for latency_s in (0.0, 0.05, 0.2):
         Latency.mean_s = latency_s
         ours, theirs, distances = [], [], []
         for index in range(PAIRS + 1):
-            groups, name = bench.tasks(1, index), f"{latency_s}/{index}"
+            groups, pace = bench.tasks(1, index), await measure_pace(bench.engine)
+            rollout = await bench.play(groups, lengths=True)
+            ours.append(rollout.wall_s)
+            distances.append(rollout.distance(pace))
             LockStep.barrier = Barrier(EPISODES)
-            wall_s, distance = await bench.play(bench.runner, groups, RandomLengths, name)
-            ours.append(wall_s)
-            distances.append(distance)
-            theirs.append((await bench.play(lock_step, groups, RandomLengths, name))[0])
+            theirs.append((await bench.play(groups, runner=lock_step, lengths=True)).wall_s)
         wall_s, lock_s = median(ours[1:]), median(theirs[1:])  # the first pair warms up
         print(
-            f"random lengths, {_ms(latency_s)}: envrl {EPISODES / wall_s:.1f} episodes/s, "
+            f"random lengths, tools {1000 * latency_s:.0f} ms: envrl {EPISODES / wall_s:.1f} episodes/s, "
             f"lock-step {EPISODES / lock_s:.1f}; ratio {lock_s / wall_s:.2f}; "
             f"wall / limit {median(distances[1:]):.2f}",
             flush=True,
@@ -132,10 +147,6 @@ def _spec(folder: Path, overrides: Iterable[str]) -> RunSpec:
     return compose(
         [*OVERRIDES, *overrides, "stages=[train]", "model.warm_start=null", f"output_dir={folder / 'run'}"]
     )
-
-
-def _ms(latency_s: float) -> str:
-    return f"tools {1000 * latency_s:.0f} ms"
 
 
 if __name__ == "__main__":

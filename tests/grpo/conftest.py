@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from envrl import compose
 from envrl.rollout.transcript import TokenRow
 from envrl.spec import GrpoSpec
 
@@ -48,30 +49,18 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture
 def spec() -> GrpoSpec:
-    return GrpoSpec(
-        steps=10,
-        num_generations=4,
-        groups_per_step=2,
-        learning_rate=1e-2,
-        lr_schedule="constant",
-        warmup_steps=0,
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        loss="dapo",
-        clip_low=0.2,
-        clip_high=0.28,
-        kl_coef=0.0,
-        credit="episode",
-        scale_rewards="group",
-        mask_truncated=False,
-        mismatch_cap=2.0,
-        micro_batch_tokens=64,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        staleness=0,
-    )
+    """One update per step, and every correction that needs no other model."""
+    return compose(
+        [
+            "grpo.steps=10",
+            "grpo.num_generations=4",
+            "grpo.groups_per_step=2",
+            "grpo.learning_rate=1e-2",
+            "grpo.lr_schedule=constant",
+            "grpo.warmup_steps=0",
+            "grpo.micro_batch_tokens=64",
+        ]
+    ).grpo
 
 
 def _random_row(rng: random.Random, *, advantage: float | None = None, truncated: bool = False) -> TokenRow:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envrl.grpo.advantages import group_advantages, is_flat
+from envrl.grpo.advantages import deviation, group_advantages, is_flat
 
 rewards = st.lists(st.none() | st.floats(-100, 100), min_size=2, max_size=12)
 
@@ -29,6 +29,7 @@ def test_failed_members_are_left_out_of_mean_and_std() -> None:
 
 
 def test_a_near_tie_beside_a_failure_is_flat() -> None:
+    """The failure is no variance, and neither is the last digit (SkyRL#1801)."""
     rewards_G = [0.6667, 0.66670001, None, 0.6667]
     assert is_flat(rewards_G)
     assert group_advantages(rewards_G) == [0.0] * 4
@@ -64,6 +65,21 @@ def test_trls_own_formula(rewards_G: list[float | None]) -> None:
     rewards = torch.tensor([math.nan if r is None else r for r in rewards_G], dtype=torch.float64)
     expected = (rewards - rewards.nanmean()) / (trl.nanstd(rewards) + 1e-4)
     assert group_advantages(rewards_G) == pytest.approx(expected.nan_to_num(nan=0.0).tolist(), abs=1e-5)
+
+
+@given(st.lists(st.lists(st.none() | st.floats(-100, 100), min_size=4, max_size=4), min_size=1, max_size=5))
+def test_trls_own_formula_over_a_batch(rewards_of: list[list[float | None]]) -> None:
+    """As its `scale_rewards="batch"`: the group's mean, the batch's std."""
+    torch, trl = pytest.importorskip("torch"), pytest.importorskip("trl.trainer.utils")
+    live = [r for rewards_G in rewards_of for r in rewards_G if r is not None]
+    if len(live) < 2 or any(is_flat(rewards_G) for rewards_G in rewards_of):
+        return
+    rewards = torch.tensor(
+        [[math.nan if r is None else r for r in g] for g in rewards_of], dtype=torch.float64
+    )
+    expected = (rewards - rewards.nanmean(1, keepdim=True)) / (trl.nanstd(rewards.flatten()) + 1e-4)
+    for rewards_G, theirs in zip(rewards_of, expected.nan_to_num(nan=0.0).tolist(), strict=True):
+        assert group_advantages(rewards_G, scale=deviation(live)) == pytest.approx(theirs, rel=1e-5, abs=1e-5)
 
 
 def test_importing_the_package_loads_no_torch() -> None:

@@ -44,6 +44,7 @@ def test_cutting_is_deterministic(rows: list[TokenRow], max_tokens: int) -> None
 
 
 def test_masks_come_from_lengths_where_the_end_token_is_the_padding() -> None:
+    """A sampled end token is attended to and trained, an observation attended to alone (trl#4974)."""
     ids = [5, 6, PAD, 7, 8, 9, PAD]
     mask = [0, 1, 1, 0, 0, 1, 1]
     longer = TokenRow([3] * 9, [0] + [1] * 8, [-1.0] * 9, [1.0] * 9)

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from envrl.grpo import policy_loss
-from envrl.grpo.loss import importance_weights, mismatch_kl, normalizer_of, supervised_loss
+from envrl.grpo.loss import VARIANTS, normalizer_of, supervised_loss
+from envrl.grpo.mismatch import importance_weights, mismatch_kl
 
 CLIPS = {"clip_low": 0.2, "clip_high": 0.28}
-NORMALISATIONS = ["dapo", "grpo", "bnpo", "dr_grpo"]
+LOSSES = list(VARIANTS)
 
 
 def ragged(rows: int = 5, width: int = 12) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -23,31 +24,30 @@ def ragged(rows: int = 5, width: int = 12) -> tuple[Tensor, Tensor, Tensor, Tens
     return logprobs_BT, old_BT, advantages_BT, mask_BT
 
 
-def loss_of(*tensors: Tensor, normalisation: Any) -> Tensor:
+def loss_of(*tensors: Tensor, loss: Any) -> Tensor:
     mask_BT = tensors[3]
     sizes = {"tokens": float(mask_BT.sum()), "rows": float(mask_BT.any(-1).sum())}
-    normalizer = normalizer_of(normalisation, max_tokens=12, **sizes)
-    return policy_loss(*tensors, normalisation=normalisation, normalizer=normalizer, **CLIPS)[0]
+    normalizer = normalizer_of(loss, max_tokens=12, **sizes)
+    return policy_loss(*tensors, loss=loss, normalizer=normalizer, **CLIPS)[0]
 
 
-@pytest.mark.parametrize("normalisation", NORMALISATIONS)
+@pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("k", [1, 4])
-def test_masked_truncated_rows_change_nothing(normalisation: Any, k: int) -> None:
+def test_masked_truncated_rows_change_nothing(name: Any, k: int) -> None:
+    """Numerator and denominator share a mask (trl#6369)."""
     tensors = ragged()
     more = ragged(rows=k)
     masked = (*more[:3], torch.zeros_like(more[3]))
     padded = [torch.cat([mine, extra]) for mine, extra in zip(tensors, masked, strict=True)]
-    torch.testing.assert_close(
-        loss_of(*padded, normalisation=normalisation), loss_of(*tensors, normalisation=normalisation)
-    )
+    torch.testing.assert_close(loss_of(*padded, loss=name), loss_of(*tensors, loss=name))
 
 
-@pytest.mark.parametrize("normalisation", ["dapo", "grpo", "bnpo"])
-def test_without_a_live_row_the_loss_is_zero_and_gradients_finite(normalisation: Any) -> None:
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "dr_grpo"])
+def test_without_a_live_row_the_loss_is_zero_and_gradients_finite(name: Any) -> None:
     logprobs_BT, old_BT, advantages_BT, mask_BT = ragged()
     logprobs_BT.requires_grad_()
     loss, metrics = policy_loss(
-        logprobs_BT, old_BT, advantages_BT, torch.zeros_like(mask_BT), normalisation=normalisation, **CLIPS
+        logprobs_BT, old_BT, advantages_BT, torch.zeros_like(mask_BT), loss=name, **CLIPS
     )
     loss.backward()
     assert loss == 0
@@ -81,7 +81,7 @@ def test_clipping_one_token(ratio: float, advantage: float, expected: float, low
 
 def test_dr_grpo_asks_for_its_normalizer() -> None:
     with pytest.raises(ValueError, match="dr_grpo"):
-        policy_loss(*ragged(), normalisation="dr_grpo", **CLIPS)
+        policy_loss(*ragged(), loss="dr_grpo", **CLIPS)
 
 
 def test_importance_weights_are_capped_and_counted() -> None:
@@ -90,7 +90,7 @@ def test_importance_weights_are_capped_and_counted() -> None:
     mask_BT = torch.tensor([[True, True, True, False]])
     weights_BT, metrics = importance_weights(logprobs_BT, engine_BT, mask_BT, cap=2.0)
     torch.testing.assert_close(weights_BT, torch.tensor([[2.0, 0.5, 1.0, 1.0]]))
-    assert float(metrics["mismatch/capped_fraction"]) == pytest.approx(1 / 3)
+    assert float(metrics["mismatch/touched_fraction"]) == pytest.approx(1 / 3)
     assert float(metrics["mismatch/weight"]) == pytest.approx(3.5 / 3)
 
 

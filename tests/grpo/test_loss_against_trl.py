@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
-from envrl.grpo.batches import Batch, micro_batches, token_logprobs
-from envrl.grpo.loss import importance_weights, normalizer_of, policy_loss
+from envrl import compose
+from envrl.grpo.batches import micro_batches, token_logprobs
+from envrl.grpo.loss import VARIANTS, normalizer_of, policy_loss
+from envrl.grpo.objective import objective
 from envrl.rollout.transcript import TokenRow
+from envrl.spec import GrpoSpec
 
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
 
 MAX_TOKENS = 32
 TEMPERATURE = 0.7
-CLIPS = {"clip_low": 0.2, "clip_high": 0.28}
-"""About half of the tokens in `batch` have a ratio beyond these."""
 
 
 @pytest.fixture
@@ -36,8 +39,6 @@ def theirs(model: Any, tokenizer: Any, tmp_path: Path) -> Any:
         num_generations=2,
         max_completion_length=MAX_TOKENS,
         temperature=TEMPERATURE,
-        epsilon=CLIPS["clip_low"],
-        epsilon_high=CLIPS["clip_high"],
     )
     trainer = trl.GRPOTrainer(
         model=copy.deepcopy(model),
@@ -51,14 +52,23 @@ def theirs(model: Any, tokenizer: Any, tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-def batch(random_row: Any) -> SimpleNamespace:
-    """Ours, theirs, and log-probs that differ from the model's by up to a half at each token."""
+def batch(model: Any, random_row: Any) -> SimpleNamespace:
+    """Ours, theirs, and a noise of up to a half at each token; the engine's log-probs have another."""
     rng = random.Random(3)
     rows = [random_row(rng) for _ in range(7)] + [random_row(rng, advantage=0.0)]
     rows.sort(key=lambda row: -len(row.ids_T))
     (ours,) = micro_batches(rows, max_tokens=10_000, pad_id=0)
-    noise_BT = torch.rand(ours.ids_BT.shape, generator=torch.Generator().manual_seed(1)) - 0.5
+    noise_BT, engine_BT = (_noise(ours.ids_BT.shape, seed) * ours.mask_BT for seed in (1, 2))
+    with torch.no_grad():
+        engine_BT += token_logprobs(model, ours, temperature=TEMPERATURE)[0]
+    for i, row in enumerate(rows[:3]):  # an engine may leave some out
+        engine_BT[i, row.mask_T.index(1)] = math.nan
+    ours = replace(ours, logprobs_BT=engine_BT)
     return SimpleNamespace(ours=ours, theirs=_their_inputs(rows), rows=rows, noise_BT=noise_BT)
+
+
+def _noise(shape: torch.Size, seed: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) - 0.5
 
 
 def _their_inputs(rows: list[TokenRow]) -> dict[str, Tensor]:
@@ -101,76 +111,134 @@ def _assert_equal_gradients(ours: Any, theirs: Any) -> None:
         torch.testing.assert_close(gradient, expected[name], atol=1e-5, rtol=1e-5, msg=name)
 
 
-def _normalizer(batch: Batch, normalisation: Any) -> float:
-    tokens, rows = float(batch.mask_BT.sum()), float(len(batch.ids_BT))
-    return normalizer_of(normalisation, tokens=tokens, rows=rows, max_tokens=MAX_TOKENS)
+def _ours(model: Any, spec: GrpoSpec, batch: Any, **given: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Our loss of a whole batch. `given` are old_BT and reference_BT; the old ones may be the model's own."""
+    ours, entropic = batch.ours, spec.entropy_coef > 0
+    logprobs_BT, entropy_BT = token_logprobs(model, ours, temperature=TEMPERATURE, entropy_gradient=entropic)
+    tokens, rows = float(ours.mask_BT.sum()), float(len(ours.ids_BT))
+    return objective(
+        spec,
+        ours,
+        logprobs_BT=logprobs_BT,
+        entropy_BT=entropy_BT,
+        old_BT=given.get("old_BT", logprobs_BT.detach()),
+        reference_BT=given.get("reference_BT"),
+        normalizer=normalizer_of(spec.loss, tokens=tokens, rows=rows, max_tokens=MAX_TOKENS),
+        tokens=tokens,
+    )
+
+
+def _as_theirs(trainer: Any, spec: GrpoSpec) -> None:
+    """Gives TRL's trainer the settings of a spec."""
+    trainer.loss_type = "grpo" if spec.loss == "gspo" else spec.loss
+    trainer.importance_sampling_level = "sequence" if spec.loss == "gspo" else "token"
+    # TRL's bound of cispo is the weight itself.
+    trainer.epsilon_low = spec.clip_low
+    trainer.epsilon_high = spec.clip_high + (spec.loss == "cispo")
+    trainer.args.delta = spec.clip_delta
+    trainer.beta = spec.kl_coef
+    trainer.entropy_coef, trainer._entropy_bonus_enabled = spec.entropy_coef, spec.entropy_coef > 0
+    trainer.off_policy_mask_threshold = spec.off_policy_mask
+    trainer.use_vllm = spec.mismatch is not None
+
+
+def _their_ratio(spec: GrpoSpec, batch: Any, old_BT: Tensor, width: int) -> Tensor:
+    """TRL computes the weights while it generates, so its lines for the four modes are repeated here."""
+    assert spec.mismatch is not None
+    level, beyond, floor, cap = spec.mismatch.model_dump().values()
+    diff_BT = torch.nan_to_num((old_BT - batch.ours.logprobs_BT) * batch.ours.mask_BT, nan=0.0)
+    ratio = torch.exp(diff_BT if level == "token" else diff_BT.sum(-1, keepdim=True))
+    if beyond == "truncate":
+        ratio = ratio.clamp(min=floor, max=cap)
+    else:
+        ratio = ratio.masked_fill((ratio < floor) | (ratio > cap), 0.0)
+    return _as_completion(ratio, batch.rows, width) if level == "token" else ratio
+
+
+PLAIN = ["grpo.mismatch=null"]
+ALL = ["grpo.kl_coef=0.05", "grpo.entropy_coef=0.02", "grpo.off_policy_mask=0.01", "grpo.mismatch.cap=1.5"]
+BAND = ["grpo.mismatch.cap=1.5", "grpo.mismatch.floor=0.5"]
+WIDE = ["grpo.mismatch.cap=3", "grpo.mismatch.floor=0.3"]
+CLIPS = ["grpo.clip_low=0.2", "grpo.clip_high=0.28"]
+SEQUENCE_CLIPS = ["grpo.clip_low=0.02", "grpo.clip_high=0.03"]
+WEIGHT_CLIPS = ["grpo.clip_low=1", "grpo.clip_high=0.28"]
+"""A good part of what is in `batch` has a ratio beyond these."""
+
+CASES = {
+    f"{loss}-{'all' if extra is ALL else 'plain'}": [f"grpo.loss={loss}", *clips, *extra]
+    for loss, clips in (
+        *((loss, CLIPS) for loss in ("grpo", "dapo", "dr_grpo", "bnpo")),
+        ("gspo", SEQUENCE_CLIPS),
+        ("cispo", WEIGHT_CLIPS),
+    )
+    for extra in (PLAIN, ALL)
+}
+CASES |= {
+    "delta": ["grpo.clip_delta=1.3", *CLIPS, *PLAIN],
+    "entropy": ["grpo.entropy_coef=0.5", *CLIPS, *PLAIN],
+    "off_policy_mask": ["grpo.off_policy_mask=0.01", *CLIPS, *PLAIN],
+    "token_mask": ["grpo.mismatch.beyond=mask", *CLIPS, *BAND],
+    "token_truncate": [*CLIPS, *BAND],
+    "sequence_mask": ["grpo.mismatch.level=sequence", "grpo.mismatch.beyond=mask", *CLIPS, *WIDE],
+    "sequence_truncate": ["grpo.mismatch.level=sequence", *CLIPS, *WIDE],
+}
+
+
+def test_every_loss_has_a_case() -> None:
+    assert {case.partition("-")[0] for case in CASES} >= VARIANTS.keys()
+    assert VARIANTS.keys() == set(get_args(GrpoSpec.model_fields["loss"].annotation))
 
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing. is deprecated:FutureWarning")
-@pytest.mark.parametrize("normalisation", ["dapo", "grpo", "bnpo", "dr_grpo"])
-@pytest.mark.parametrize("corrected", [False, True], ids=["clipped", "weighted_with_kl"])
-def test_loss_and_gradient_equal_trl(
-    theirs: Any, model: Any, batch: Any, normalisation: Any, corrected: bool
-) -> None:
-    ours, width = batch.ours, batch.theirs["completion_ids"].shape[1]
-    logprobs_BT, _ = token_logprobs(model, ours, temperature=TEMPERATURE)
-    old_BT = logprobs_BT.detach() + batch.noise_BT
-    inputs = batch.theirs | {"old_per_token_logps": _as_completion(old_BT, batch.rows, width)}
-    theirs.loss_type = normalisation
-    extra: dict[str, Any] = {}
-    if corrected:
-        weights_BT, metrics = importance_weights(old_BT, ours.logprobs_BT, ours.mask_BT, cap=1.5)
-        assert 0 < metrics["mismatch/capped_fraction"] < 1
-        reference_BT = logprobs_BT.detach() - 2 * batch.noise_BT
-        extra = {"importance_weights_BT": weights_BT, "reference_logprobs_BT": reference_BT, "kl_coef": 0.05}
-        theirs.use_vllm, theirs.beta = True, 0.05
-        ratio_BT = torch.exp(old_BT - ours.logprobs_BT).clamp(max=1.5)
-        inputs["importance_sampling_ratio"] = _as_completion(ratio_BT, batch.rows, width)
-        inputs["ref_per_token_logps"] = _as_completion(reference_BT, batch.rows, width)
-    loss, metrics = policy_loss(
-        logprobs_BT,
-        old_BT,
-        ours.advantages_BT,
-        ours.mask_BT,
-        normalisation=normalisation,
-        normalizer=_normalizer(ours, normalisation),
-        **CLIPS,
-        **extra,
-    )
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_gradient_equal_trl(theirs: Any, model: Any, batch: Any, case: str) -> None:
+    spec, width = compose(CASES[case]).grpo, batch.theirs["completion_ids"].shape[1]
+    with torch.no_grad():
+        logprobs_BT, _ = token_logprobs(model, batch.ours, temperature=TEMPERATURE)
+    given = {"old_BT": logprobs_BT + batch.noise_BT}
+    inputs = batch.theirs | {"old_per_token_logps": _as_completion(given["old_BT"], batch.rows, width)}
+    inputs["sampling_per_token_logps"] = _as_completion(batch.ours.logprobs_BT, batch.rows, width)
+    if spec.mismatch is not None:
+        inputs["importance_sampling_ratio"] = _their_ratio(spec, batch, given["old_BT"], width)
+    if spec.kl_coef:
+        given["reference_BT"] = logprobs_BT - 2 * batch.noise_BT
+        inputs["ref_per_token_logps"] = _as_completion(given["reference_BT"], batch.rows, width)
+    _as_theirs(theirs, spec)
+    loss, metrics = _ours(model, spec, batch, **given)
     loss.backward()
     expected = theirs._compute_loss(theirs.model.train(), inputs)
     expected.backward()
     torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
     _assert_equal_gradients(model, theirs.model)
-    logged = theirs._metrics["train"]
-    for kind in ("low", "high", "region"):
-        assert float(metrics[f"clip_ratio/{kind}"]) == pytest.approx(logged[f"clip_ratio/{kind}_mean"][-1])
-        assert metrics[f"clip_ratio/{kind}"] > 0
-    if corrected:
-        assert float(metrics["kl_reference"]) == pytest.approx(logged["kl"][-1], rel=1e-4)
+    _assert_equal_metrics(spec, metrics, theirs._metrics["train"])
+
+
+def _assert_equal_metrics(spec: GrpoSpec, ours: dict[str, Tensor], logged: dict[str, list[float]]) -> None:
+    """Those that TRL has, too; all must have seen something, so that no setting of the case is idle."""
+    if spec.loss == "cispo":
+        assert float(ours["clip_ratio/high"]) == pytest.approx(logged["cispo_clip_ratio"][-1])
+    elif spec.loss != "gspo":  # whose are TRL's means over rows, and ours over tokens
+        for kind in ("low", "high", "region"):
+            assert float(ours[f"clip_ratio/{kind}"]) == pytest.approx(logged[f"clip_ratio/{kind}_mean"][-1])
+    assert float(ours["entropy"]) == pytest.approx(logged["entropy"][-1], rel=1e-5)
+    if spec.kl_coef:
+        assert float(ours["kl_reference"]) == pytest.approx(logged["kl"][-1], rel=1e-4)
+    assert all(value != 0 for name, value in ours.items() if name != "clip_ratio/low")
+    if spec.loss != "cispo":
+        assert ours["clip_ratio/low"] > 0
 
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing. is deprecated:FutureWarning")
 def test_accumulated_micro_batches_equal_trls_whole_batch(theirs: Any, model: Any, batch: Any) -> None:
+    """The micro-batches share one normalizer, that of the whole."""
     theirs.loss_type = "dapo"
     theirs._compute_loss(theirs.model.train(), batch.theirs).backward()
+    tokens = float(batch.ours.mask_BT.sum())
     for micro in micro_batches(batch.rows, max_tokens=48, pad_id=0):
         logprobs_BT, _ = token_logprobs(model, micro, temperature=TEMPERATURE)
+        old_BT, clips = logprobs_BT.detach(), {"clip_low": 0.2, "clip_high": 0.28}
         loss, _ = policy_loss(
-            logprobs_BT,
-            logprobs_BT.detach(),
-            micro.advantages_BT,
-            micro.mask_BT,
-            normalizer=_normalizer(batch.ours, "dapo"),
-            **CLIPS,
+            logprobs_BT, old_BT, micro.advantages_BT, micro.mask_BT, normalizer=tokens, **clips
         )
         loss.backward()
     _assert_equal_gradients(model, theirs.model)
-
-
-@pytest.mark.filterwarnings("ignore:.gradient_checkpointing. is deprecated:FutureWarning")
-def test_entropy_equals_trl(theirs: Any, model: Any, batch: Any) -> None:
-    _, entropy_BT = token_logprobs(model, batch.ours, temperature=TEMPERATURE)
-    theirs._compute_loss(theirs.model.train(), batch.theirs)
-    mean = float(entropy_BT.sum() / batch.ours.mask_BT.sum())
-    assert mean == pytest.approx(theirs._metrics["train"]["entropy"][-1], rel=1e-5)

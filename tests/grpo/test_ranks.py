@@ -16,6 +16,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from envrl.grpo.loss import VARIANTS
 from envrl.grpo.trainer import Trainer
 from envrl.rollout.transcript import TokenRow
 from envrl.spec import GrpoSpec
@@ -50,11 +51,15 @@ def run_two_ranks(directory: Path) -> list[dict[str, Any]]:
 
 
 def test_two_ranks_equal_one(model: Any, spec: GrpoSpec, rows: list[TokenRow], tmp_path: Path) -> None:
-    """bnpo is the rank's own mean by definition, so only the three others can be equal."""
-    specs = {
-        loss: spec.model_copy(update={"loss": loss, "learning_rate": 1e-3})
-        for loss in ("dapo", "grpo", "dr_grpo")
-    }
+    """bnpo is the rank's own mean by definition, so only the others can be equal.
+
+    Mini-batches are cut on each rank, so that their rows are others than one process would have; there the
+    ranks have to agree, and nobody may hang.
+    """
+    same = {"learning_rate": 1e-3, "passes": 2, "clip_low": 0.01, "clip_high": 0.01, "kl_coef": 0.1}
+    losses = [loss for loss in VARIANTS if loss != "bnpo"]
+    specs = {loss: spec.model_copy(update={"loss": loss, **same}) for loss in losses}
+    specs["mini_batches"] = spec.model_copy(update={"mini_batches": 3, "learning_rate": 1e-3})
     uneven, one_idle, nothing = (rows[:5], rows[5:]), (rows[:3], []), ([], [])
     updates = [uneven, one_idle, nothing]
     task = {
@@ -66,11 +71,13 @@ def test_two_ranks_equal_one(model: Any, spec: GrpoSpec, rows: list[TokenRow], t
     first, second = run_two_ranks(tmp_path)
     for loss, spec in specs.items():
         own = copy.deepcopy(model)
+        assert first[loss]["metrics"] == second[loss]["metrics"]
+        assert torch.equal(first[loss]["weights"], second[loss]["weights"])
+        if loss == "mini_batches":
+            continue
         alone = Trainer(spec, own, accelerator=Accelerator(cpu=True), pad_id=0, max_tokens=32)
         expected = [alone.update([*mine, *others]) for mine, others in updates]
-        assert first[loss]["metrics"] == second[loss]["metrics"]
         for ours, theirs in zip(first[loss]["metrics"], expected, strict=True):
             assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
         weights = torch.cat([p.detach().flatten() for p in own.parameters()])
-        assert torch.equal(first[loss]["weights"], second[loss]["weights"])
         torch.testing.assert_close(first[loss]["weights"], weights, atol=1e-4, rtol=0)

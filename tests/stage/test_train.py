@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from small import game, lake  # type: ignore[import-not-found]
 
 from envrl import compose, run
+from envrl.paths import options
 from envrl.tracking import read_jsonl
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -118,3 +119,35 @@ def test_a_resumed_run_knows_how_many_episodes_memory_carries() -> None:
     limits = [line["rollout/inflight_limit"] for line in whole]
     assert limits == sorted(limits)  # episodes are shorter than scheduler.max_tokens
     assert limits[0] < limits[-1] < 8
+
+
+def test_a_batch_may_serve_several_updates() -> None:
+    several = ["grpo.passes=2", "grpo.mini_batches=2", "grpo.learning_rate=5e-3", "grpo.warmup_steps=0"]
+    run(compose(lake("output_dir=several", "stages=[warm_start,train]", *several)))
+    lines = read_jsonl(Path("several/metrics.jsonl"))
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    updated = [line for line in lines if line["updates"]]
+    assert {line["updates"] for line in updated} <= {2, 4}
+    assert any(line["clip_ratio/region"] > 0 for line in updated)
+
+
+@pytest.mark.parametrize("preset", [name for name in options("grpo") if name != "default"])
+def test_every_preset_trains(preset: str) -> None:
+    steps = ["grpo.steps=2", "grpo.num_generations=8"]
+    spec = compose(lake(f"grpo={preset}", "output_dir=preset", "stages=[warm_start,train]", *steps))
+    run(spec)
+    lines = read_jsonl(Path("preset/metrics.jsonl"))
+    assert any(line["grad_norm"] > 0 for line in lines)
+    assert all(("overlong_penalty" in line) == (spec.grpo.overlong_buffer > 0) for line in lines)
+    assert all(("kl_reference" in line) == (spec.grpo.kl_coef > 0) for line in lines if line["updates"])
+
+
+def test_credit_by_turn_in_a_whole_run() -> None:
+    run(compose(lake("grpo.credit=turn", "output_dir=turns", "stages=[warm_start,train]")))
+    assert any(line["grad_norm"] > 0 for line in read_jsonl(Path("turns/metrics.jsonl")))
+
+
+def test_biases_are_told_before_the_first_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    run(compose(lake("output_dir=biased", "grpo.top_p=0.9", "stages=[train]", "grpo.steps=1")))
+    assert "warning: grpo.top_p=0.9: episodes are sampled from a part" in capsys.readouterr().err
+    assert "WARNING envrl: grpo.top_p=0.9" in Path("biased/run.log").read_text()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
+from time import monotonic
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from envrl.engine.vllm.arguments import WORKER
-from envrl.engine.vllm.client import Client, Refused
+from envrl.engine.vllm.client import Client, Refused, ServerDown
+from envrl.errors import ConfigError, StageError
 
+PAUSE_S = 0.5
+"""Between two attempts to reach a server."""
 LOGPROBS = "processed_logprobs"
 SIZES = (
     "vocab_size",
@@ -50,14 +55,36 @@ class Served:
     """Of its weights, by torch's name."""
 
 
-async def inspect(client: Client, needs: Needs) -> tuple[Served | None, list[str]]:
-    """What the server is, and what is wrong with that. Raises ServerDown."""
+async def reached(client: Client, needs: Needs, patience_s: float) -> Served:
+    """Waits for a running server, and judges it. Raises ConfigError or, where it does not come, StageError."""
+    deadline = monotonic() + patience_s
+    while True:
+        try:
+            return await judged(client, needs)
+        except ServerDown as error:
+            if monotonic() > deadline:
+                mend = "start it, or vllm_mode.launch=true"
+                reason = f"{error} (tried for {patience_s:g} s)"
+                raise StageError(f"vllm_mode.url: {reason}; mend: {mend}") from error
+        await asyncio.sleep(PAUSE_S)
+
+
+async def judged(client: Client, needs: Needs) -> Served:
+    """What a server is. Raises ConfigError where it may not be used, ServerDown where it is not up."""
+    served, faults = await _inspect(client, needs)
+    if served is None or faults:
+        raise ConfigError("\n".join(f"vllm_mode.url: {client.url} {fault}" for fault in faults))
+    return served
+
+
+async def _inspect(client: Client, needs: Needs) -> tuple[Served | None, list[str]]:
+    """What the server is, if it tells, and what is wrong with that."""
     try:
         info = await client.info()
     except Refused as error:
         reason = str(error).removeprefix(f"{client.url}: ")
         mend = "start it with VLLM_SERVER_DEV_MODE=1 in its environment"
-        return None, [f"{client.url} does not tell what it is ({reason}); mend: {mend}"]
+        return None, [f"does not tell what it is ({reason}); mend: {mend}"]
     model = info["model_config"]
     served = Served(model["max_model_len"], model["dtype"].removeprefix("torch."))
     faults = [*_settings(info, needs)]
@@ -76,7 +103,7 @@ async def inspect(client: Client, needs: Needs) -> tuple[Served | None, list[str
         needed = f"scheduler.max_tokens={needs.min_context} and a prompt are needed"
         mend = "start it with a larger --max-model-len, or lower scheduler.max_tokens"
         faults.append(f"has too short a context: {served.max_context} tokens, and {needed}; mend: {mend}")
-    return served, [f"{client.url} {fault}" for fault in faults]
+    return served, faults
 
 
 def _settings(info: dict[str, Any], needs: Needs) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +18,8 @@ from envrl.engine.vllm.guard import GRACE_S
 from envrl.spec import ServerSpec
 
 QUIET = ["--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"]
-_OURS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun tells the trainer: it is not meant for a server."""
+_RANKS = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*")
+"""What torchrun tells the trainer: a server that heard it would look for the trainer's ranks."""
 
 
 def vllm_server(
@@ -54,8 +55,9 @@ def vllm_server(
 
 
 def _environment(spec: ServerSpec, replica: int, threads: int) -> dict[str, str]:
-    dropped = {"LD_PRELOAD", "VLLM_API_KEY", *_OURS}  # an engine in this process sets LD_PRELOAD for itself
-    environment = {name: value for name, value in os.environ.items() if name not in dropped}
+    environment = {name: value for name, value in os.environ.items() if not _RANKS.fullmatch(name)}
+    environment.pop("LD_PRELOAD", None)  # vLLM in this process sets it for itself
+    environment.pop("VLLM_API_KEY", None)  # or it would ask for the key
     prepare(environment, threads=threads)
     environment["VLLM_SERVER_DEV_MODE"] = "1"  # or there are no routes for weights
     if (gpus := gpus_of(spec, replica)) is not None:

@@ -26,7 +26,7 @@ from envrl.engine.base import Engine, EngineStats, Generation, GenerationStop, S
 from envrl.engine.vllm.arguments import engine_arguments
 from envrl.engine.vllm.client import Client, Completion, Refused, ServerDown
 from envrl.engine.vllm.fleet import PAUSE_S, Fleet
-from envrl.engine.vllm.identity import Needs, Served, inspect
+from envrl.engine.vllm.identity import Needs, judged, reached
 from envrl.engine.vllm.process import vllm_server
 from envrl.engine.vllm.replica import Replica
 from envrl.engine.vllm.transfer import FileTransfer, NcclTransfer
@@ -112,7 +112,7 @@ class ServerEngine(Engine):
             [Replica(Client(url), process) for url, process in zip(found.urls, processes, strict=True)],
             name=found.name,
             transfer=way(found.dtype) if is_main() else None,
-            judge=self._judge,
+            judge=lambda client: judged(client, self._needs),
             retry_timeout_s=self._spec.retry_timeout_s,
             start_timeout_s=self._spec.start_timeout_s if self._spec.launch else 0.0,
         )
@@ -191,7 +191,7 @@ class ServerEngine(Engine):
 
     async def _ask(self, ids: Sequence[int], sampling: Sampling, episode: str) -> Completion:
         """Asks until a server answers, always with the same seed."""
-        attempts, began = 0, monotonic()
+        attempts, began = 0, 0.0
         while True:
             replica = await self._servers.server_of(episode)
             try:
@@ -199,7 +199,7 @@ class ServerEngine(Engine):
             except Refused as error:
                 raise EngineError(str(error)) from error
             except ServerDown as error:
-                attempts += 1
+                attempts, began = attempts + 1, began or monotonic()
                 waited_s = monotonic() - began
                 if attempts >= MIN_ATTEMPTS and waited_s > self._spec.retry_timeout_s:
                     asked = f"asked {attempts} times in {waited_s:.0f} s"
@@ -219,7 +219,9 @@ class ServerEngine(Engine):
             if self._processes:
                 context, dtypes = self._arguments["max_model_len"], [self._arguments["dtype"]]
             else:
-                served = [await self._served(client) for client in clients]
+                served = [
+                    await reached(client, self._needs, self._spec.retry_timeout_s) for client in clients
+                ]
                 context, dtypes = min(each.max_context for each in served), [each.dtype for each in served]
             kv_tokens = [await client.kv_tokens() for client in clients]
         except (ServerDown, Refused) as error:
@@ -232,27 +234,6 @@ class ServerEngine(Engine):
             kv_tokens=None if None in kv_tokens else sum(filter(None, kv_tokens)),
             dtype=max((getattr(torch, dtype) for dtype in dtypes), key=lambda dtype: dtype.itemsize),
         )
-
-    async def _served(self, client: Client) -> Served:
-        """Waits for a running server, and judges it."""
-        patience_s = self._spec.retry_timeout_s
-        deadline = monotonic() + patience_s
-        while True:
-            try:
-                return await self._judge(client)
-            except ServerDown as error:
-                if monotonic() > deadline:
-                    mend = "start it, or vllm_mode.launch=true"
-                    reason = f"{error} (tried for {patience_s:g} s)"
-                    raise StageError(f"vllm_mode.url: {reason}; mend: {mend}") from error
-            await asyncio.sleep(PAUSE_S)
-
-    async def _judge(self, client: Client) -> Served:
-        """What a server is. Raises ConfigError where it may not be used, ServerDown where it is not up."""
-        served, faults = await inspect(client, self._needs)
-        if served is None or faults:
-            raise ConfigError("\n".join(f"vllm_mode.url: {fault}" for fault in faults))
-        return served
 
 
 def _judge_launch(spec: ServerSpec) -> None:
