@@ -72,6 +72,10 @@ class ChildServer:
         """Of the child, which is also its process group."""
         return self._process.pid if self._process else None
 
+    @property
+    def _url(self) -> str:
+        return f"http://{HOST}:{self._port}"
+
     async def url(self) -> str:
         """Its address. Raises StageError with the end of its log where it cannot be started."""
         async with self._one_at_a_time:
@@ -79,7 +83,7 @@ class ChildServer:
                 self._died()
             while self._process is None:
                 await self._start()
-            return f"http://{HOST}:{self._port}"
+            return self._url
 
     def worked(self) -> None:
         """It has done what it is for, so deaths are counted anew."""
@@ -135,7 +139,7 @@ class ChildServer:
         except BaseException:
             self._kill()
             raise
-        log.info("%s: serving at port %d after %.1f s", self._name, self._port, monotonic() - started)
+        log.info("%s: serving at %s after %.1f s", self._name, self._url, monotonic() - started)
 
     def _spawn(self, listener: socket.socket) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(filter(None, sys.path))  # what can be imported here can be there

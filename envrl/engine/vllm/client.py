@@ -21,6 +21,8 @@ from envrl.engine.base import EngineStats, Sampling
 CONNECT_TIMEOUT_S = 5.0
 KEEPALIVE_S = 3.0
 """Shorter than the server's 5, so that it is never the server that ends an idle connection."""
+PAUSE_S = 0.5
+"""Between two attempts to reach a server that is down."""
 BUSY = (408, 429)
 """Client errors that another attempt may mend."""
 

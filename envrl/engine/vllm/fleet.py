@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 
 from envrl.engine.base import EngineStats
-from envrl.engine.vllm.client import Client, ServerDown
+from envrl.engine.vllm.client import PAUSE_S, Client, ServerDown
 from envrl.engine.vllm.replica import Replica
 from envrl.engine.vllm.transfer import Named, Send, Transfer
 from envrl.errors import EngineError
@@ -18,8 +18,6 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 5.0
 """Between two looks at a server; shorter than any restart, in which it loses the weights."""
-PAUSE_S = 0.5
-"""Between two attempts to reach a server that is down."""
 
 
 class Fleet:

@@ -12,11 +12,9 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from envrl.engine.vllm.arguments import WORKER
-from envrl.engine.vllm.client import Client, Refused, ServerDown
+from envrl.engine.vllm.client import PAUSE_S, Client, Refused, ServerDown
 from envrl.errors import ConfigError, StageError
 
-PAUSE_S = 0.5
-"""Between two attempts to reach a server."""
 LOGPROBS = "processed_logprobs"
 SIZES = (
     "vocab_size",
@@ -55,8 +53,16 @@ class Served:
     """Of its weights, by torch's name."""
 
 
+async def judged(client: Client, needs: Needs) -> Served:
+    """What a server is. Raises ConfigError where it may not be used, ServerDown where it is not up."""
+    served, faults = await _inspect(client, needs)
+    if served is None or faults:
+        raise ConfigError("\n".join(f"vllm_mode.url: {client.url} {fault}" for fault in faults))
+    return served
+
+
 async def reached(client: Client, needs: Needs, patience_s: float) -> Served:
-    """Waits for a running server, and judges it. Raises ConfigError or, where it does not come, StageError."""
+    """The same, of one that may still be starting. Raises StageError where it does not come up."""
     deadline = monotonic() + patience_s
     while True:
         try:
@@ -67,14 +73,6 @@ async def reached(client: Client, needs: Needs, patience_s: float) -> Served:
                 reason = f"{error} (tried for {patience_s:g} s)"
                 raise StageError(f"vllm_mode.url: {reason}; mend: {mend}") from error
         await asyncio.sleep(PAUSE_S)
-
-
-async def judged(client: Client, needs: Needs) -> Served:
-    """What a server is. Raises ConfigError where it may not be used, ServerDown where it is not up."""
-    served, faults = await _inspect(client, needs)
-    if served is None or faults:
-        raise ConfigError("\n".join(f"vllm_mode.url: {client.url} {fault}" for fault in faults))
-    return served
 
 
 async def _inspect(client: Client, needs: Needs) -> tuple[Served | None, list[str]]:

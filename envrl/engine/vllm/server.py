@@ -24,8 +24,8 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from envrl.child import ChildServer
 from envrl.engine.base import Engine, EngineStats, Generation, GenerationStop, Sampling
 from envrl.engine.vllm.arguments import engine_arguments
-from envrl.engine.vllm.client import Client, Completion, Refused, ServerDown
-from envrl.engine.vllm.fleet import PAUSE_S, Fleet
+from envrl.engine.vllm.client import PAUSE_S, Client, Completion, Refused, ServerDown
+from envrl.engine.vllm.fleet import Fleet
 from envrl.engine.vllm.identity import Needs, judged, reached
 from envrl.engine.vllm.process import vllm_server
 from envrl.engine.vllm.replica import Replica
@@ -76,6 +76,7 @@ class ServerEngine(Engine):
         config = AutoConfig.from_pretrained(folder)
         context = config.get_text_config(decoder=True).max_position_embeddings
         self._spec = spec
+        self._on_gpu = on_gpu
         self._arguments = engine_arguments(spec, folder, dtype=dtype, max_context=context, on_gpu=on_gpu)
         backend = {"auto": "nccl" if on_gpu else "file"}.get(spec.transfer, spec.transfer)
         self._needs = Needs(config=config, tokenizer=tokenizer, min_context=min_context, backend=backend)
@@ -98,7 +99,7 @@ class ServerEngine(Engine):
 
     async def start(self) -> None:
         """See Engine. Raises ConfigError for servers that may not be used, StageError where one is not up."""
-        _judge_launch(self._spec)
+        _judge_launch(self._spec, on_gpu=self._on_gpu)
         try:
             found = _told(await self._find() if is_main() else None)
         except BaseException:
@@ -236,8 +237,11 @@ class ServerEngine(Engine):
         )
 
 
-def _judge_launch(spec: ServerSpec) -> None:
-    """Raises ConfigError where ranks on other machines could not reach the servers of this one."""
+def _judge_launch(spec: ServerSpec, *, on_gpu: bool) -> None:
+    """Raises ConfigError where servers would share a GPU, or ranks on other machines could not reach them."""
+    if spec.launch and on_gpu and spec.replicas > 1 and spec.gpus is None:
+        wrong = f"replicas={spec.replicas} would all take the same GPUs (got null)"
+        raise ConfigError(f"vllm_mode.gpus: {wrong}; mend: vllm_mode.gpus=[1,2,...]")
     here = int(os.environ.get("LOCAL_WORLD_SIZE", world_size()))
     if spec.launch and here != world_size():
         ranks = f"{world_size()} ranks, {here} of them on this machine"
