@@ -46,6 +46,7 @@ from envrl.spec import (
 )
 
 _BAD_ROWS = 3  # of a dataset that are shown; one mistake often spoils every row
+_COLDEST, _HOTTEST = 0.01, 2.0  # vLLM quietly raises what is colder
 _ORDER = [Stage.CHECK, Stage.WARM_START, Stage.TRAIN, Stage.REPORT]
 _SWEEP = {"retries": 0, "objective": "success_rate", "dry_run": False}
 
@@ -63,6 +64,7 @@ def broken(spec: RunSpec) -> Iterator[str]:
         _model,
         _vllm,
         _grpo,
+        _checkpoint,
     ):
         yield from rule(spec)
 
@@ -312,6 +314,13 @@ def _vllm(spec: RunSpec) -> Iterator[str]:
     vllm, world = spec.vllm_mode, world_size()
     if isinstance(vllm, TransformersSpec):
         return
+    for path, temperature in (
+        ("grpo.temperature", spec.grpo.temperature),
+        ("evaluate.temperature", spec.evaluate.temperature),
+    ):
+        if temperature and not _COLDEST <= temperature <= _HOTTEST:
+            must = f"vLLM takes 0 and {_COLDEST:g} to {_HOTTEST:g}"
+            yield f"{path}: {must} (got {temperature:g}); mend: {path}=1, or vllm_mode=none"
     starts = isinstance(vllm, ColocateSpec) or vllm.launch
     if starts and find_spec("vllm") is None:
         mend = "pip install 'envrl[vllm]', or vllm_mode=none"
@@ -348,6 +357,13 @@ def _server(vllm: ServerSpec) -> Iterator[str]:
         if (value := getattr(vllm, name)) != shipped[name] and vllm.url:
             mend = f"leave out vllm_mode.{name}, or vllm_mode.launch=true"
             yield f"vllm_mode.{name}: the server at url has its own (got {value!r}); mend: {mend}"
+
+
+def _checkpoint(spec: RunSpec) -> Iterator[str]:
+    repository = spec.checkpoint.push_to_hub
+    if repository is not None and not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", repository):
+        mend = "mend: checkpoint.push_to_hub=<owner>/<name>"
+        yield f"checkpoint.push_to_hub: no repository's name (got {repository!r}); {mend}"
 
 
 def _grpo(spec: RunSpec) -> Iterator[str]:

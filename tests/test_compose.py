@@ -154,7 +154,7 @@ BAD = {
     "model=qwen3": "model=qwen3: unknown 'qwen3'; did you mean qwen3_4b?",
     "model=null": "a group takes an option's name",
     "model.name_or_path=./nowhere": "model.name_or_path: no such folder (got './nowhere')",
-    "model.lora.rank=8": "model.lora: not built yet",
+    "model.lora.rnk=8": "model.lora.rnk: unknown key; did you mean model.lora.rank?",
     "model.tiny.num_key_value_heads=3": "must divide num_attention_heads, which is 2 (got 3)",
     "recipe=nope": "unknown 'nope'; choose from: ",
     "reward.terms=[succes]": "unknown 'succes'; did you mean success?",
@@ -193,6 +193,8 @@ SERVER = {
     "vllm_mode.url=[ws://a:1]": "vllm_mode.url: must be http:// or https:// and a host (got 'ws://a:1')",
     "vllm_mode.gpus=[0]": "vllm_mode.gpus: the server at url has its own (got [0]); mend: leave out",
     "vllm_mode.max_model_len=9": "vllm_mode.max_model_len: the server at url has its own (got 9)",
+    "grpo.temperature=3": "grpo.temperature: vLLM takes 0 and 0.01 to 2 (got 3); mend: grpo.temperature=1",
+    "evaluate.temperature=1e-3": "evaluate.temperature: vLLM takes 0 and 0.01 to 2 (got 0.001)",
     "vllm_mode.gpus=[a]": "vllm_mode.gpus[0]: must be a valid integer",
     "vllm_mode.transfer=rdma": "vllm_mode.transfer: unknown 'rdma'; choose from: auto, file, nccl",
 }

@@ -83,8 +83,8 @@ def _decode(text: str) -> tuple[Any, str]:
     text = text.lstrip()
     try:
         payload, end = _DECODER.raw_decode(text)
-        # Lone surrogates are legal JSON, but no text that could be shown or stored.
-        json.dumps(payload, ensure_ascii=False).encode()
+        if "\\u" in text:  # lone surrogates are legal JSON, but no text that could be shown or stored
+            json.dumps(payload, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ValueError(f"invalid JSON in the tool call: {error}") from None
     return payload, text[end:]

@@ -43,16 +43,18 @@ def trl(parent: Parent, folder: Path, steps: int) -> None:
 
     from envrl import compose
     from envrl.engine.vllm.arguments import engine_arguments
+    from envrl.spec import ColocateSpec
 
     spec = compose([*OVERRIDES, f"model.name_or_path={folder / 'model'}"])
+    assert isinstance(spec.vllm_mode, ColocateSpec)
     arguments = engine_arguments(spec.vllm_mode, folder, dtype="float32", max_context=1024, on_gpu=False)
 
-    class AsOurs(vllm.LLM):
+    class AsOurs(vllm.LLM):  # type: ignore[misc]  # vLLM need not be there
         def __init__(self, **settings: Any) -> None:
             super().__init__(**{**settings, **{name: arguments[name] for name in SHARED}})
 
-    vllm_generation.LLM = AsOurs
-    vllm_generation.VLLMGeneration.sync_weights = lambda self: None
+    vllm_generation.LLM = AsOurs  # type: ignore[attr-defined]
+    vllm_generation.VLLMGeneration.sync_weights = lambda self: None  # type: ignore[method-assign]
     grpo_side.trl(parent, folder, steps, use_vllm=True, vllm_mode="colocate")
 
 

@@ -7,6 +7,7 @@ The thread takes commands between two steps, in the order in which they came. On
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,8 @@ from envrl.errors import ConfigError, EngineError
 from envrl.spec import ColocateSpec
 
 T = TypeVar("T")
+_SWITCH_S = 5e-4
+"""How long a thread may keep another waiting: Python's usual 5 ms are a whole step of a small model."""
 MAX_DEATHS = 3
 """In a row, without a generation that ended well between them."""
 
@@ -103,6 +106,8 @@ class ColocateEngine(Engine):
 
     async def start(self) -> None:
         """See Engine. Raises ConfigError with vLLM's reason where it cannot be built."""
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_S)
         self._thread.start()
         try:
             await self._call(self._build)
@@ -159,6 +164,7 @@ class ColocateEngine(Engine):
             self._wakeup.notify()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
+            sys.setswitchinterval(self._switch_s)
 
     async def _call(self, function: Callable[[], T], *, needs_idle: bool = False) -> T:
         """Runs it on the engine's thread, between two steps."""
@@ -222,8 +228,7 @@ class ColocateEngine(Engine):
             self._requests[request.id] = request
 
     def _parameters(self, request: _Request) -> Any:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         sampling = request.sampling
         return SamplingParams(
