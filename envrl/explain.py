@@ -98,13 +98,12 @@ def _line(path: str, index: str, e: Any) -> str:
     if kind == "missing":
         shown = "|".join(options(path)) if path in groups() else "..."
         return f"{path}: no value; mend: {path}={shown}"
-    if kind == "none_required":
-        return f"{path}: not built yet (got {_short(value)}); mend: {path}=null"
     if kind == "union_tag_invalid":
         choices = re.findall(r"'([^']*)'", context["expected_tags"])
         return f"{unknown(f'{path}.kind', context['tag'], choices)}; mend: {path}={'|'.join(choices)}"
     if kind in ("enum", "literal_error"):
-        choices = re.findall(r"'([^']*)'", context["expected"])
+        found = re.findall(r"'([^']*)'|(True|False)", context["expected"])
+        choices = [text or flag.lower() for text, flag in found]
         mend = f"[{'|'.join(choices)}, ...]" if index else "|".join(choices)
         return f"{unknown(path + index, value, choices)}; mend: {path}={mend}"
     if kind == "too_short":

@@ -124,13 +124,15 @@ async def _stages(spec: RunSpec, summary: Summary) -> None:
             summary.stages.append(stage)
             summary.stage_s[stage] = summary.stage_s.get(stage, 0.0) + time.perf_counter() - started
             _save(summary, spec.output_dir)
+        import_module("envrl.stage.export").finish(run)
     finally:
         await run.close()
 
 
 def _warn(run: Run) -> None:
-    """Tells of settings that bias the training, before any time is spent on it."""
-    for line in biases(run.spec) if Stage.TRAIN in run.spec.stages else ():
+    """Tells of broken checkpoints, and of settings that bias the training, before any time is spent on it."""
+    found = run.broken_checkpoints() if is_main() else []
+    for line in [*found, *(biases(run.spec) if Stage.TRAIN in run.spec.stages else ())]:
         run.progress.log(f"warning: {line}")
         log.warning(line)
 

@@ -2,7 +2,8 @@
 
 compose.py is the only door: it turns a Hydra composition into plain data and has this module judge it.
 Numbers carry their unit in the name where it helps (`_s`, `_tokens`). Defaults live in conf/, except
-for those of `env.<key>`, which every environment's file would otherwise repeat.
+for those of `env.<key>`, which every environment's file would otherwise repeat, and of `model.lora`, which is
+null there.
 """
 
 from __future__ import annotations
@@ -132,6 +133,20 @@ class WarmStartSpec(Spec):
     warmup_steps: Count = 0
 
 
+class LoraSpec(Spec):
+    """Adapters of low rank, trained in place of the weights (arXiv:2106.09685)."""
+
+    rank: Positive = 16
+    alpha: Rate = 32.0
+    """What an adapter adds is scaled by alpha / rank."""
+    rslora: bool = False
+    """Scale by alpha / √rank instead (arXiv:2312.03732)."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Chance that an adapter misses an input; in training alone, not in what the engine samples with."""
+    targets: Annotated[list[str], Field(min_length=1)] | None = None
+    """Layers by the end of their names, such as q_proj; None: all linear ones but the head."""
+
+
 class ModelSpec(Spec):
     """The weights, and how they are rendered and run."""
 
@@ -143,8 +158,8 @@ class ModelSpec(Spec):
     chat_template_kwargs: dict[str, Any]
     """Settings of the chat template, such as enable_thinking."""
     tiny: TinySpec | None = None
-    lora: None = None
-    """Not built yet."""
+    lora: LoraSpec | None = None
+    """None trains all weights."""
     warm_start: WarmStartSpec | None
     """None skips the stage."""
 
@@ -288,6 +303,8 @@ class GrpoSpec(Spec):
     """Over a step's episodes."""
     mini_batches: Positive
     """Parts that the episodes are split into, one optimizer step each; times `passes`."""
+    optimizer: Literal["adamw", "adamw_8bit"]
+    """Of the warm start, too; adamw_8bit needs bitsandbytes."""
     learning_rate: Rate
     lr_schedule: Literal["constant", "cosine"]
     warmup_steps: Count
@@ -319,7 +336,9 @@ class GrpoSpec(Spec):
     overlong_buffer: Share
     """Last share of scheduler.max_tokens, over which the reward falls by up to 1; 0: it does not."""
     micro_batch_tokens: Positive
-    """Padded tokens per forward pass."""
+    """Per forward pass: padded ones, or distinct ones where prompts are shared."""
+    share_prompts: Literal["auto", True, False]
+    """Compute once what rows have in common from their start; auto: where it pays and the model allows it."""
     temperature: Annotated[float, Field(gt=0)]
     top_p: Annotated[float, Field(gt=0, le=1)]
     top_k: Count
@@ -352,10 +371,12 @@ class CheckSpec(Spec):
 
 
 class CheckpointSpec(Spec):
-    """What is kept on disk while training."""
+    """What is kept on disk while training, and where it goes in the end."""
 
     every: Positive | None
     keep: Positive
+    push_to_hub: str | None
+    """The hub's repository for the trained model, `owner/name`; made private where it is new."""
 
 
 class SweepSpec(Spec):
@@ -424,4 +445,5 @@ def digest(spec: dict[str, Any]) -> str:
     """Digest of a spec as plain data."""
     judged = {key: value for key, value in spec.items() if key not in UNDIGESTED}
     judged["vllm_mode"] = {k: v for k, v in spec["vllm_mode"].items() if k not in _WHERE}
+    judged["checkpoint"] = {k: v for k, v in spec["checkpoint"].items() if k != "push_to_hub"}
     return sha256(json.dumps(judged, sort_keys=True).encode()).hexdigest()

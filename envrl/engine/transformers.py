@@ -28,6 +28,7 @@ from envrl.engine.request import Request
 from envrl.engine.sample import sample
 from envrl.engine.slots import Slot, Slots
 from envrl.errors import EngineError, EnvrlError
+from envrl.model.weights import Weights
 
 _QUIET = 3
 """Passes of the event loop without a new request after which no coroutine is taken to be ready."""
@@ -137,18 +138,22 @@ class TransformersEngine(Engine):
         return self._stats
 
     async def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """See Engine. Tensors that already are the module's own are not copied."""
+        """See Engine. The module's own weights are in place already."""
         async with self._drained():
-            own = dict(self.model.named_parameters(remove_duplicate=False)) | dict(self.model.named_buffers())
-            with torch.no_grad():
-                for name, tensor in weights:
-                    if name not in own:
-                        raise EngineError(f"load_weights: the model has no weight {name!r}")
-                    if own[name].data_ptr() != tensor.data_ptr() or own[name].shape != tensor.shape:
-                        own[name].copy_(tensor)
+            if not (isinstance(weights, Weights) and weights.model is self.model):
+                self._copy(weights)
             self._slots = Slots()
             self._cache.rest()
             self.weights_version = version
+
+    @torch.no_grad()
+    def _copy(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        own = dict(self.model.named_parameters(remove_duplicate=False)) | dict(self.model.named_buffers())
+        for name, tensor in weights:
+            if name not in own:
+                raise EngineError(f"load_weights: the model has no weight {name!r}")
+            if own[name].data_ptr() != tensor.data_ptr() or own[name].shape != tensor.shape:
+                own[name].copy_(tensor)
 
     async def sleep(self) -> None:
         """See Engine. Waits for running requests and frees every cache."""

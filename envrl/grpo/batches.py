@@ -2,19 +2,21 @@
 
 Padding is on the right and rows are causal, so no token ever attends to padding and the model
 needs no attention mask, which lets it take its fastest attention. Masks come from lengths,
-never from comparing ids with the padding id.
+never from comparing ids with the padding id. What rows have in common may be computed once, see prefixes.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from envrl.grpo.prefixes import Prefixes, Share, common, prefixes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,8 +26,12 @@ if TYPE_CHECKING:
 Score = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(logits [N, V], targets [N]) → log-probs [N] and entropies [N]."""
 
-_CHUNK_LOGITS = 1 << 26
-"""Logits that exist at once: 256 MiB in float32. Above, they are made in chunks, and again in backward."""
+_WORTH = 0.8
+"""Below that share of the tokens, saving them gains more than gathering them costs."""
+_COPY = 1 / 6
+"""Memory of a token's query, key, value and attention, as a share of all that a layer keeps of a token."""
+_CHUNK_LOGITS = 1 << 25
+"""Logits that exist at once: 128 MiB in float32. Above, they are made in chunks, and again in backward."""
 
 
 @dataclass(frozen=True)
@@ -40,25 +46,66 @@ class Batch:
     logprobs_BT: Tensor
     """The engine's, as sampled; 0 elsewhere."""
     advantages_BT: Tensor
+    prefixes: Prefixes | None = None
+    """How the rows are computed; None: each by itself. Without the last column, which predicts nothing."""
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
-        return Batch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        moved: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if x is not None}
+        return Batch(**moved)
 
 
-def micro_batches(rows: Sequence[TokenRow], *, max_tokens: int, pad_id: int) -> list[Batch]:
-    """Every row once, longest first, in batches of at most `max_tokens` padded tokens.
+def micro_batches(
+    rows: Sequence[TokenRow], *, max_tokens: int, pad_id: int, share: Share = False
+) -> list[Batch]:
+    """Every row once, in batches of at most `max_tokens` tokens; a row longer than that stands alone.
 
-    A row longer than that stands alone. The order is a function of the rows alone.
+    With `share`, what the rows of a batch have in common counts once, and the copies that attention makes
+    of a token a sixth, as they take about that much of its memory. Without, padding counts, too. `auto`
+    shares where that leaves fewer than _WORTH of the tokens. The order is a function of the rows alone.
     """
+    plain = _by_length(rows, max_tokens)
+    if share:
+        alike = _by_prefix(rows, max_tokens)
+        distinct = sum(tokens for _, tokens in alike)
+        padded = sum(len(cut) * len(cut[0].ids_T) for cut in plain)
+        if share is True or distinct < _WORTH * padded:
+            return [_shared(cut, pad_id) for cut, _ in alike]
+    return [_padded(cut, pad_id) for cut in plain]
+
+
+def _by_length(rows: Sequence[TokenRow], max_tokens: int) -> list[list[TokenRow]]:
+    """Longest first."""
     longest_first = sorted(rows, key=lambda row: -len(row.ids_T))
-    batches, start = [], 0
+    cuts, start = [], 0
     while start < len(longest_first):
         fitting = max_tokens // max(len(longest_first[start].ids_T), 1)
-        chosen = longest_first[start : start + max(fitting, 1)]
-        batches.append(_padded(chosen, pad_id))
-        start += len(chosen)
-    return batches
+        cuts.append(longest_first[start : start + max(fitting, 1)])
+        start += len(cuts[-1])
+    return cuts
+
+
+def _by_prefix(rows: Sequence[TokenRow], max_tokens: int) -> list[tuple[list[TokenRow], int]]:
+    """In lexicographic order, each cut with the number of its distinct prefixes."""
+    cuts: list[list[TokenRow]] = []
+    counts: list[int] = []
+    budget = 0.0
+    for row in sorted(rows, key=lambda row: row.ids_T):
+        length = len(row.ids_T)
+        shared = common(cuts[-1][-1].ids_T, row.ids_T) if cuts else 0
+        cost = length - shared + _COPY * shared
+        if not cuts or cost > budget:
+            cuts.append([])
+            counts.append(0)
+            shared, cost, budget = 0, length, max_tokens
+        cuts[-1].append(row)
+        counts[-1] += length - shared
+        budget -= cost
+    return list(zip(cuts, counts, strict=True))
+
+
+def _shared(rows: Sequence[TokenRow], pad_id: int) -> Batch:
+    return replace(_padded(rows, pad_id), prefixes=prefixes_of([row.ids_T[:-1] for row in rows]))
 
 
 def _padded(rows: Sequence[TokenRow], pad_id: int) -> Batch:
@@ -92,22 +139,30 @@ def token_logprobs(
 
     chosen_BT = batch.mask_BT.clone()
     chosen_BT[:, 0] = False
-    inputs_BT = batch.ids_BT[:, :-1]
+    inputs, where_N = _inputs(model, batch, chosen_BT[:, 1:])
     targets_N = batch.ids_BT[chosen_BT]
     if _has_plain_head(model):
-        hidden_NH = _decode(model, inputs_BT)[chosen_BT[:, 1:]]
+        hidden_NH = _decode(model, inputs).flatten(0, 1)[where_N]
         logprobs_N, entropy_N = _score_chunks(score, _head(model), hidden_NH, targets_N)
     else:
-        columns = chosen_BT[:, 1:].any(0).nonzero().squeeze(-1)
-        logits_BCV = model(input_ids=inputs_BT, use_cache=False, logits_to_keep=columns).logits
-        logprobs_N, entropy_N = score(logits_BCV[chosen_BT[:, 1 + columns]], targets_N)
+        width = inputs["input_ids"].shape[1]
+        columns, column_N = (where_N % width).unique(return_inverse=True)
+        logits_BCV = model(**inputs, use_cache=False, logits_to_keep=columns).logits
+        logprobs_N, entropy_N = score(logits_BCV[where_N // width, column_N], targets_N)
     empty_BT = torch.zeros_like(batch.ids_BT, dtype=torch.float32)
     return empty_BT.masked_scatter(chosen_BT, logprobs_N), empty_BT.masked_scatter(chosen_BT, entropy_N)
 
 
-def _decode(model: PreTrainedModel, ids_BT: Tensor) -> Tensor:
+def _inputs(model: PreTrainedModel, batch: Batch, chosen_BT: Tensor) -> tuple[dict[str, Any], Tensor]:
+    """What the model is called with, and where the chosen tokens then stand in its flattened output."""
+    if batch.prefixes is not None:
+        return batch.prefixes.inputs(model), batch.prefixes.index_BT[chosen_BT]
+    return {"input_ids": batch.ids_BT[:, :-1]}, chosen_BT.flatten().nonzero().squeeze(-1)
+
+
+def _decode(model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
     decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
-    hidden_BTH: Tensor = decoder(input_ids=ids_BT, use_cache=False).last_hidden_state
+    hidden_BTH: Tensor = decoder(**inputs, use_cache=False).last_hidden_state
     return hidden_BTH
 
 
@@ -154,6 +209,6 @@ def _has_plain_head(model: PreTrainedModel) -> bool:
         with torch.no_grad():
             ids_BT = torch.arange(2, device=model.device)[None]  # two, as padding's embedding may be all zero
             logits_BTV = model(input_ids=ids_BT, use_cache=False).logits
-            _PLAIN[model] = torch.equal(_head(model)(_decode(model, ids_BT)), logits_BTV)
+            _PLAIN[model] = torch.equal(_head(model)(_decode(model, {"input_ids": ids_BT})), logits_BTV)
         model.train(was_training)
     return _PLAIN[model]

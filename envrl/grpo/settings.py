@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from envrl.rollout.scoring import terms_of
 from envrl.spec import RunSpec
@@ -18,6 +19,13 @@ def broken(spec: RunSpec) -> Iterator[str]:
             f"grpo.mini_batches: a step has {episodes} episodes to split (got {spec.grpo.mini_batches}); "
             f"mend: grpo.mini_batches={episodes}"
         )
+    attention = spec.model.attn_implementation
+    if spec.grpo.share_prompts is True and attention != "sdpa":
+        mend = "grpo.share_prompts=auto, or model.attn_implementation=sdpa"
+        yield f"grpo.share_prompts=true: needs attention by sdpa (got {attention}); mend: {mend}"
+    if spec.grpo.optimizer == "adamw_8bit" and find_spec("bitsandbytes") is None:
+        mend = "pip install 'envrl[bitsandbytes]', or grpo.optimizer=adamw"
+        yield f"grpo.optimizer=adamw_8bit: bitsandbytes is not installed; mend: {mend}"
 
 
 def _delta(spec: RunSpec) -> Iterator[str]:
@@ -67,6 +75,11 @@ def biases(spec: RunSpec) -> Iterator[str]:
         yield (
             "grpo.mismatch.level=sequence with beyond=mask: small differences add up over an episode, so "
             "the longest are left out first; watch mismatch/touched_fraction"
+        )
+    if spec.model.lora is not None and spec.model.lora.dropout:
+        yield (
+            f"model.lora.dropout={spec.model.lora.dropout:g}: the trainer's log-probs are those of another "
+            "policy than the one that sampled; unbiased: model.lora.dropout=0"
         )
     if spec.evaluates and spec.evaluate.temperature not in (0, grpo.temperature):
         yield (

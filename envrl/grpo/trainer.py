@@ -12,19 +12,22 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from envrl.errors import StageError
+from envrl.errors import ConfigError, StageError
 from envrl.grpo.batches import Batch, micro_batches, token_logprobs
 from envrl.grpo.loss import normalizer_of
 from envrl.grpo.minibatch import MiniBatch, Piece, Sums
 from envrl.grpo.objective import objective
 from envrl.grpo.optimizer import adamw, lr_factor, set_learning_rate
+from envrl.grpo.prefixes import allowed, sharing
+from envrl.model.lora import at_start
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
     from envrl.rollout.transcript import TokenRow
     from envrl.spec import GrpoSpec
+
+T = TypeVar("T")
 
 
 class Trainer:
@@ -50,7 +55,8 @@ class Trainer:
         """`max_tokens` is the longest an episode may be, by which dr_grpo divides.
 
         With kl_coef above 0, `reference` is the policy to stay near; None takes a frozen copy of the
-        model as it is now, which is right before the first step only.
+        model as it is now, which is right before the first step only. The model itself, after `keep_start`,
+        is its own reference.
         """
         self.spec = spec
         self.model = model.to(accelerator.device)
@@ -60,8 +66,12 @@ class Trainer:
         self.reference = None
         if spec.kl_coef > 0:
             self.reference = (reference or copy.deepcopy(model)).to(accelerator.device)
-            self.reference.requires_grad_(False).eval()
-        self._adamw = adamw(model, learning_rate=spec.learning_rate, weight_decay=spec.weight_decay)
+            if self.reference is not self.model:
+                self.reference.requires_grad_(False).eval()
+        self._share = allowed(spec.share_prompts, self.model)
+        self._adamw = adamw(
+            model, learning_rate=spec.learning_rate, weight_decay=spec.weight_decay, kind=spec.optimizer
+        )
         self._optimizer = accelerator.prepare_optimizer(self._adamw)
         self.step = 0
         """Batches done so far, those without anything to learn included."""
@@ -86,7 +96,8 @@ class Trainer:
         metrics = {"rows": given, "tokens": tokens, "skipped_rows": sum(part.skipped_rows for part in parts)}
         metrics["learning_rate"] = learning_rate
         if parts := [part for part in parts if part.run_rows]:
-            metrics |= self._descend(parts, learning_rate)
+            with sharing(self.model, self.reference) if self._share else nullcontext():
+                metrics |= self._descend(parts, learning_rate)
         else:
             metrics |= {"updates": 0.0, "loss": 0.0, "grad_norm": 0.0}
         self.step += 1
@@ -112,7 +123,9 @@ class Trainer:
         counts = list(map(float, (len(rows), len(run), _sampled(rows))))
         counted_rows, run_rows, tokens = self._summed(counts)
         normalized = counts[2] * self.accelerator.num_processes if spec.loss == "bnpo" else tokens
-        batches = micro_batches(run, max_tokens=spec.micro_batch_tokens, pad_id=self.pad_id)
+        batches = micro_batches(
+            run, max_tokens=spec.micro_batch_tokens, pad_id=self.pad_id, share=self._share
+        )
         return MiniBatch(
             pieces=[Piece(batch) for batch in batches],
             skipped_rows=counted_rows - run_rows,
@@ -157,7 +170,8 @@ class Trainer:
         if piece.old_BT is None:
             piece.old_BT = logprobs_BT.detach()
         if piece.reference_BT is None and self.reference is not None:
-            piece.reference_BT = self._scored(self.reference, batch)
+            with at_start(self.model) if self.reference is self.model else nullcontext():
+                piece.reference_BT = self._scored(self.reference, batch)
         return objective(
             spec,
             batch,
@@ -176,9 +190,7 @@ class Trainer:
 
     def _means(self, sums: Sums, *, updates: int) -> dict[str, float]:
         """Over all ranks; a rank that ran nothing has nothing to add."""
-        whole = sums
-        if self.accelerator.num_processes > 1:
-            whole = sum(gather_object([sums]), start=Sums())
+        whole = sum(self._gathered(sums), start=Sums())
         metrics = {name: value / whole.tokens for name, value in whole.weighted.items()}
         if self.spec.mismatch is not None:
             touched = metrics["mismatch/touched_fraction"] * whole.tokens / self.spec.passes
@@ -207,26 +219,57 @@ class Trainer:
         vector = torch.tensor(values, device=self.accelerator.device)
         return [float(value) for value in self.accelerator.reduce(vector, "sum")]
 
+    def _gathered(self, value: T) -> list[T]:
+        """Of all ranks, in their order."""
+        if self.accelerator.num_processes == 1:
+            return [value]
+        return gather_object([value])  # type: ignore[no-any-return]
+
     def state(self) -> dict[str, Any]:
-        """All that a resumed run needs besides the weights: optimizer, step, torch's random state."""
+        """All that a resumed run needs besides the weights: optimizer, step, torch's random states.
+
+        Every rank calls it, and each has a random state of its own in it.
+        """
         scaler = self.accelerator.scaler
         return {
             "step": self.step,
+            "kind": self.spec.optimizer,
             "optimizer": self._adamw.state_dict(),
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "rng": self._gathered(_random_state()),
             "scaler": None if scaler is None else scaler.state_dict(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Takes up where `state` was taken; the model's weights are the caller's to load."""
+        """Takes up where `state` was taken; the model's weights are the caller's to load.
+
+        A rank beyond those that the state was taken of keeps its own random state. Raises ConfigError for the
+        state of another optimizer.
+        """
+        if state["kind"] != self.spec.optimizer:
+            raise ConfigError(
+                f"grpo.optimizer: the checkpoint has a state of {state['kind']} (got {self.spec.optimizer}); "
+                f"mend: grpo.optimizer={state['kind']}"
+            )
         self.step = state["step"]
         self._adamw.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["rng"])
-        if state["cuda_rng"] and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(state["cuda_rng"])
+        for random_state in state["rng"][self.accelerator.process_index :][:1]:
+            _set_random_state(random_state)
         if state["scaler"] is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
+
+
+def _random_state() -> dict[str, Tensor]:
+    """Of torch's generators on this rank."""
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _set_random_state(state: dict[str, Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
 
 
 def _sampled(rows: Sequence[TokenRow]) -> int:

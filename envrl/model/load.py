@@ -29,7 +29,13 @@ def load(
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     settings = {"dtype": dtype, "attn_implementation": attn_implementation}
-    return _pretrained(AutoModelForCausalLM, name_or_path, **settings), tokenizer
+    model = _pretrained(AutoModelForCausalLM, name_or_path, **settings)
+    if hasattr(model, "peft_config"):
+        raise ConfigError(
+            f"model.name_or_path: {name_or_path!r} is an adapter; give a model into which it was "
+            "merged, such as the folder above an adapter/ of envrl's"
+        )
+    return model, tokenizer
 
 
 def end_ids(model: PreTrainedModel) -> list[int]:

@@ -16,13 +16,13 @@ class Weights:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+        self.model = model
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        if not hasattr(self._model, "peft_config"):
-            yield from ((name, value.detach()) for name, value in self._model.named_parameters())
+        if not hasattr(self.model, "peft_config"):
+            yield from ((name, value.detach()) for name, value in self.model.named_parameters())
             return
-        yield from _merged(self._model)
+        yield from _merged(self.model)
 
 
 def _merged(model: Any) -> Iterator[tuple[str, Tensor]]:
@@ -38,5 +38,5 @@ def _merged(model: Any) -> Iterator[tuple[str, Tensor]]:
         if owner and name == f"{owner}weight":
             layer = layers[owner]
             for adapter in layer.active_adapters:
-                value = value + layer.get_delta_weight(adapter).to(value.dtype)
+                value = (value + layer.get_delta_weight(adapter)).to(value.dtype)
         yield name.removeprefix("base_model.model.").replace(".base_layer.", "."), value

@@ -21,19 +21,19 @@ from envrl.engine.base import Engine, Sampling
 from envrl.engine.transformers import TransformersEngine
 from envrl.env.base import Face
 from envrl.env.sources import sources
+from envrl.errors import ConfigError
 from envrl.grpo import checkpoints
 from envrl.launch import is_main
 from envrl.model.chat import Chat
-from envrl.model.load import describe, end_ids, load
-from envrl.model.tiny import build_model
+from envrl.model.load import describe, end_ids
 from envrl.model.weights import Weights
 from envrl.progress import Progress
-from envrl.rollout.corpus import tiny_tokenizer
 from envrl.rollout.runner import Runner
 from envrl.rollout.tasks import Share
 from envrl.rollout.trajectory import Episode
 from envrl.seeds import derive
 from envrl.spec import ColocateSpec, RunSpec, Stage, TransformersSpec
+from envrl.stage.loading import load_agent
 from envrl.summary import Summary, machine
 from envrl.tracking import Tracker
 
@@ -173,21 +173,7 @@ class Run:
 
     async def _load(self) -> Agent:
         spec = self.spec.model
-        checkpoint = self.checkpoint()
-        if checkpoint is not None or spec.name_or_path != "tiny":
-            source = str(checkpoint or spec.name_or_path)
-            training = bool({Stage.TRAIN, Stage.WARM_START} & set(self.spec.stages))
-            # Weights that are trained stay in float32; the precision is that of the arithmetic.
-            dtype = "float32" if training else spec.dtype
-            model, tokenizer = load(source, dtype=dtype, attn_implementation=spec.attn_implementation)
-            for parameter in model.parameters():
-                # Out of the mapped file, whose alignment would change the last bits of a resumed run.
-                parameter.data = parameter.data.clone()
-        else:
-            tokenizer = await tiny_tokenizer(self.spec, cache=Path("outputs"))
-            assert spec.tiny is not None
-            model = build_model(spec.tiny, tokenizer, seed=derive(self.spec.seed, "init"))
-            model.set_attn_implementation(spec.attn_implementation)
+        model, tokenizer = await load_agent(self.spec, self.checkpoint())
         if spec.gradient_checkpointing:
             model.activation_checkpointing_enable()
         # Bare, on every rank: the trainer sums gradients over ranks itself.
@@ -229,13 +215,23 @@ class Run:
             on_gpu=on_gpu,
         )
 
+    def broken_checkpoints(self) -> list[str]:
+        """A line per checkpoint of this run that cannot be resumed."""
+        return checkpoints.broken(self.checkpoints)
+
     def checkpoint(self) -> Path | None:
         """Where the weights are taken up again, if this run or resume=<path> has any."""
         warm = self.warm_start_folder
         return self.training_checkpoint() or (warm if warm.exists() else None)
 
     def training_checkpoint(self) -> Path | None:
-        """The newest checkpoint with an optimizer in it: this run's own, else that of resume=<path>."""
-        own = checkpoints.latest(self.checkpoints)
+        """The newest whole checkpoint with an optimizer in it: this run's own, else that of resume=<path>.
+
+        Raises ConfigError where the latter is broken.
+        """
+        if own := checkpoints.latest(self.checkpoints):
+            return own
         given = None if self.spec.resume in ("auto", "never") else Path(self.spec.resume)
-        return own or given
+        if given and (reason := checkpoints.fault(given)):
+            raise ConfigError(f"resume={given}: {reason}; give another step-N directory")
+        return given

@@ -7,30 +7,26 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from envrl.errors import StageError
-from envrl.model.load import load
-from envrl.model.tiny import build_model
-from envrl.seeds import derive
+from envrl.model.lora import ADAPTER, keep_start
 from envrl.spec import Stage
 from envrl.stage.base import Run
+from envrl.stage.loading import load_weights
 
 
 async def reference(run: Run) -> PreTrainedModel | None:
-    """A model of its own; None where grpo.kl_coef is 0.
+    """A frozen model, or with adapters the agent's own, which knows where it began; None without a KL term.
 
     Read from the warm start or model.name_or_path, or drawn again from the seed; never from a checkpoint of
     the training itself. Raises StageError where resume=<path> names a run whose warm start is gone.
     """
     if run.spec.grpo.kl_coef == 0:
         return None
-    spec, agent = run.spec.model, await run.agent()
     start = _warm_start(run)
-    if start is None and spec.name_or_path == "tiny":
-        assert spec.tiny is not None
-        model: PreTrainedModel = build_model(spec.tiny, agent.tokenizer, seed=derive(run.spec.seed, "init"))
-        model.set_attn_implementation(spec.attn_implementation)
-    else:
-        source = str(start or spec.name_or_path)
-        model, _ = load(source, dtype="float32", attn_implementation=spec.attn_implementation)
+    if run.spec.model.lora is not None:
+        own = (await run.agent()).model
+        keep_start(own, start / ADAPTER if start else None)
+        return own
+    model, _ = await load_weights(run.spec, start)
     run.synchronize(model.to(run.accelerator.device))
     return model
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from envrl.grpo import checkpoints
 from envrl.grpo.credit import credit, is_dead, penalties, token_rows
 from envrl.grpo.trainer import Trainer
+from envrl.report.card import card
 from envrl.rollout.metrics import engine_metrics, episode_metrics, inflight_metrics
 from envrl.rollout.runner import Runner
 from envrl.rollout.tasks import Tasks
@@ -129,19 +130,23 @@ class Training:
         spec = self._run.spec.checkpoint
         due = step == self._spec.steps or (spec.every and step % spec.every == 0)
         best = self._best[1] if self._best else None
-        if (due or best == step) and self._run.accelerator.is_main_process:
+        if not (due or best == step):
+            return
+        trainer = self._trainer.state()
+        if self._run.accelerator.is_main_process:
             checkpoints.save(
                 self._run.checkpoints,
                 step,
                 model=self._agent.model,
                 tokenizer=self._agent.tokenizer,
                 state={
-                    "trainer": self._trainer.state(),
+                    "trainer": trainer,
                     "best": self._best,
                     "inflight": self._runner.gate.state(),
                 },
                 keep=spec.keep,
                 best=best,
+                card=card(self._run.spec, self._run.summary, step=step),
             )
 
     async def _resume(self) -> int:

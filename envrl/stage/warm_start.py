@@ -48,7 +48,12 @@ async def run(run: Run) -> None:
 async def fine_tune(run: Run, spec: WarmStartSpec) -> None:
     """AdamW with a cosine schedule on fresh games in every step. Every rank does the same."""
     agent = await run.agent()
-    optimizer = adamw(agent.model, learning_rate=spec.learning_rate, weight_decay=spec.weight_decay)
+    optimizer = adamw(
+        agent.model,
+        learning_rate=spec.learning_rate,
+        weight_decay=spec.weight_decay,
+        kind=run.spec.grpo.optimizer,
+    )
     prepared = run.accelerator.prepare_optimizer(optimizer)
     games = solver_games(run, spec)
     with run.progress.stage("warm_start", total=spec.steps, unit="steps") as bar:

@@ -30,8 +30,18 @@ def main(directory: Path) -> None:
         ]
         weights = torch.cat([p.detach().flatten() for p in model.parameters()])
         results[loss] = {"weights": weights, "metrics": metrics}
+    results["random"] = _resumed_randomness(trainer, accelerator.process_index)
     torch.save(results, directory / f"rank-{os.environ['RANK']}.pt")
     accelerator.end_training()
+
+
+def _resumed_randomness(trainer: Trainer, rank: int) -> torch.Tensor:
+    """What a rank draws after it has taken up a state, with the state that it had then before it."""
+    torch.manual_seed(rank)
+    state = trainer.state()
+    expected = torch.rand(3)
+    trainer.load_state(state)
+    return torch.stack([expected, torch.rand(3)])
 
 
 if __name__ == "__main__":

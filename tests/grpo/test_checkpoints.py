@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,33 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from envrl.errors import ConfigError
 from envrl.grpo import checkpoints
-from envrl.grpo.checkpoints import latest, load_state, save
+from envrl.grpo.checkpoints import broken, latest, load_state, save
 
 FOREVER = """
-import sys
+import os, random, signal, sys, time
 from pathlib import Path
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from envrl.grpo.checkpoints import save
+from transformers.utils.logging import disable_progress_bar
+from envrl.grpo.checkpoints import latest, save, step_of
+disable_progress_bar()  # forks share a lock of tqdm's, which a killed one may hold
 directory, source = map(Path, sys.argv[1:])
 model, tokenizer = AutoModelForCausalLM.from_pretrained(source), AutoTokenizer.from_pretrained(source)
-step = 0
-while True:
-    step += 1
-    save(directory, step, model=model, tokenizer=tokenizer, state={"step": step}, keep=2)
+step, rng = 0, random.Random(0)
+save(directory, 0, model=model, tokenizer=tokenizer, state={"step": 0}, keep=2)
+for _ in range(16):
+    saver = os.fork()
+    if not saver:
+        for step in range(step + 1, step + 100):
+            save(directory, step, model=model, tokenizer=tokenizer, state={"step": step}, keep=2)
+        os._exit(1)
+    time.sleep(rng.uniform(0, 0.5))
+    os.kill(saver, signal.SIGKILL)
+    os.waitpid(saver, 0)
+    print(latest(directory), [path.name for path in directory.glob(".step-*")], flush=True)
+    AutoModelForCausalLM.from_pretrained(latest(directory))
+    step = step_of(latest(directory))
 """
+"""Savers that are killed at random moments, each going on where the one before had come to."""
 
 
 def names(directory: Path) -> list[str]:
@@ -89,21 +100,70 @@ def test_killed_while_saving(model: Any, tokenizer: Any, tmp_path: Path) -> None
     source, directory = tmp_path / "source", tmp_path / "checkpoints"
     model.save_pretrained(source)
     tokenizer.save_pretrained(source)
-    saver = subprocess.Popen([sys.executable, "-c", FOREVER, str(directory), str(source)])
-    deadline = time.monotonic() + 60
-    while latest(directory) is None or not list(directory.glob(".step-*")):
-        assert saver.poll() is None
-        assert time.monotonic() < deadline
-    saver.kill()
-    saver.wait()
-    left = list(directory.glob("step-*"))
-    assert left
-    assert all(is_whole(path, model) for path in left)
-    newest = latest(directory)
-    assert newest is not None
-    step = load_state(newest)["step"] + 1
-    save(directory, step, model=model, tokenizer=tokenizer, state={"step": step}, keep=1)
-    assert names(directory) == [f"step-{step}"]
+    killed = subprocess.run(
+        [sys.executable, "-c", FOREVER, str(directory), str(source)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert killed.returncode == 0, killed.stderr
+    left = [line.split(" ", 1) for line in killed.stdout.splitlines()]
+    steps = [int(newest.rpartition("-")[2]) for newest, _ in left]
+    assert len(steps) == 16
+    assert steps == sorted(steps)
+    assert steps[-1] > 0
+    assert any(leftovers != "[]" for _, leftovers in left)  # in the middle of a write
+    assert broken(directory) == []
+    assert all(is_whole(path, model) for path in directory.glob("step-*"))
+    save(directory, steps[-1] + 1, model=model, tokenizer=tokenizer, state={"step": 1}, keep=1)
+    assert names(directory) == [f"step-{steps[-1] + 1}"]
+
+
+def damage(path: Path, how: str) -> None:
+    if how == "cut":
+        with (path / "trainer.pt").open("r+b") as file:
+            file.truncate(100)
+    elif how == "lost":
+        (path / "tokenizer.json").unlink()
+    elif how == "unlisted":
+        (path / "complete.json").unlink()
+    else:
+        (path / "complete.json").write_text('{"trainer.pt"')
+
+
+DAMAGES = {
+    "cut": "trainer.pt has 100 bytes of ",
+    "lost": "it has no tokenizer.json",
+    "unlisted": "it has no readable complete.json",
+    "garbled": "it has no readable complete.json",
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_broken_checkpoints_are_named_and_neither_taken_nor_counted(
+    model: Any, tokenizer: Any, tmp_path: Path, how: str
+) -> None:
+    for step in (1, 2, 3, 9):
+        save(tmp_path, step, model=model, tokenizer=tokenizer, state={"step": step}, keep=4)
+    for step in (3, 9):
+        damage(tmp_path / f"step-{step}", how)
+    assert latest(tmp_path) == tmp_path / "step-2"
+    third, ninth = broken(tmp_path)
+    assert third.startswith(f"{tmp_path / 'step-3'} is ignored: {DAMAGES[how]}")
+    assert ninth.startswith(f"{tmp_path / 'step-9'} is ignored: {DAMAGES[how]}")
+    with pytest.raises(ConfigError, match=f"step-9 is not a checkpoint .{DAMAGES[how]}.*; give another"):
+        load_state(tmp_path / "step-9")
+    save(tmp_path, 3, model=model, tokenizer=tokenizer, state={"step": 3}, keep=1)
+    assert latest(tmp_path) == tmp_path / "step-3"
+    assert names(tmp_path) == ["step-3", "step-9"]
+
+
+def test_the_card_may_change_later(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    path = save(tmp_path, 1, model=model, tokenizer=tokenizer, state={}, keep=1, card="# A model\n")
+    assert (path / "README.md").read_text() == "# A model\n"
+    (path / "README.md").write_text("# A model that was evaluated\n")
+    assert latest(tmp_path) == path
 
 
 def test_no_checkpoint_yet(tmp_path: Path) -> None:

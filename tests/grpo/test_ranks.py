@@ -69,6 +69,9 @@ def test_two_ranks_equal_one(model: Any, spec: GrpoSpec, rows: list[TokenRow], t
     (tmp_path / "task.json").write_text(json.dumps(task))
     model.save_pretrained(tmp_path / "model")
     first, second = run_two_ranks(tmp_path)
+    for rank in (first, second):
+        assert torch.equal(*rank["random"])
+    assert not torch.equal(first["random"], second["random"])
     for loss, spec in specs.items():
         own = copy.deepcopy(model)
         assert first[loss]["metrics"] == second[loss]["metrics"]

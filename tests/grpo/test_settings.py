@@ -14,6 +14,13 @@ REFUSED = {
         "grpo.clip_delta=1.2",
     ): "must be above 1 + grpo.clip_high, which is 1.28 (got 1.2); mend: grpo.clip_delta=2.28",
     ("grpo=cispo", "grpo.clip_delta=9"): "cispo has no use for it (got 9); mend: grpo.clip_delta=null",
+    (
+        "grpo.share_prompts=true",
+        "model.attn_implementation=eager",
+    ): "needs attention by sdpa (got eager); mend: grpo.share_prompts=auto, or model.attn_imp",
+    (
+        "grpo.share_prompts=on",
+    ): "unknown 'on'; choose from: auto, false, true; mend: grpo.share_prompts=auto|",
     ("grpo.mini_batches=200",): "a step has 128 episodes to split (got 200); mend: grpo.mini_batches=128",
     ("grpo=gspo", "grpo.credit=turn"): "gspo has one ratio for all turns of an episode (got turn); mend:",
     (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small import lake  # type: ignore[import-not-found]
+from small import game, lake  # type: ignore[import-not-found]
 
 from envrl import compose, run
 
@@ -33,6 +33,17 @@ def test_a_run_learns_with_the_trainers_own_weights_in_the_engine(elsewhere: Pat
             versions.setdefault(episode["step"], set()).update(made_by)
     assert all(len(found) == 1 for found in versions.values())
     assert all(max(earlier) < min(later) for earlier, later in pairwise(versions.values()))
+
+
+def test_the_engine_has_the_adapters_merged(elsewhere: Path) -> None:
+    """In a game that pays chance, so that there is a gradient in every step."""
+    Path("rows.jsonl").write_text('{"seed": 1, "rewards": [0.0, 1.0, 0.0, 1.0]}\n' * 10)
+    settings = ["stages=[train]", "env.custom.dataset=rows.jsonl", "scheduler.max_turn_tokens=8", "name=run"]
+    adapters = ["model.lora.rank=4", "grpo.learning_rate=5e-2", "grpo.warmup_steps=0"]
+    run(compose(game("Rated", "vllm_mode=colocate", *settings, *adapters)))
+    steps = _lines(elsewhere / "outputs/run/metrics.jsonl")
+    assert len(steps) == 4
+    assert all(step["grad_norm"] > 0 and step["kl_engine"] < 1e-6 for step in steps)
 
 
 def test_observations_that_outgrow_the_context_end_episodes_by_length(elsewhere: Path) -> None:
