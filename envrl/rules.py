@@ -11,42 +11,27 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import yaml
-
+from envrl.addresses import is_address
+from envrl.engine.vllm import settings as vllm_settings
 from envrl.env import CUSTOM, build, environment_class, kinds
 from envrl.env.base import Environment, has_solver, unreadable
 from envrl.env.compat.swift.adapter import SwiftEnvironment
 from envrl.env.openenv.adapters import ADAPTERS, AUTO
 from envrl.errors import ConfigError, unknown
-from envrl.grpo import settings
+from envrl.grpo import settings as grpo_settings
 from envrl.importing import load_plugin
 from envrl.launch import world_size
-from envrl.paths import CONF
 from envrl.reward import resolve
 from envrl.rollout.rows import faults, misfit
 from envrl.rollout.tasks import mixture
 from envrl.scheduler import SwiftScheduler, scheduler_class
 from envrl.scheduler.swift import unfit
-from envrl.spec import (
-    Backend,
-    ColocateSpec,
-    EnvSpec,
-    RunSpec,
-    SchedulerKind,
-    SchedulerSpec,
-    ServerSpec,
-    Stage,
-    TransformersSpec,
-    VllmSpec,
-)
+from envrl.spec import Backend, EnvSpec, RunSpec, SchedulerKind, SchedulerSpec, Stage
 
 _BAD_ROWS = 3  # of a dataset that are shown; one mistake often spoils every row
-_COLDEST, _HOTTEST = 0.01, 2.0  # vLLM quietly raises what is colder
 _ORDER = [Stage.CHECK, Stage.WARM_START, Stage.TRAIN, Stage.REPORT]
 _SWEEP = {"retries": 0, "objective": "success_rate", "dry_run": False}
 
@@ -62,7 +47,7 @@ def broken(spec: RunSpec) -> Iterator[str]:
         _scheduler,
         _rewards,
         _model,
-        _vllm,
+        vllm_settings.broken,
         _grpo,
         _checkpoint,
     ):
@@ -151,7 +136,7 @@ def _backend(key: str, spec: RunSpec) -> Iterator[str]:
         if env.backend is not backend and value is not None:
             shown = f"{path}.backend is {env.backend} (got {value!r})"
             yield f"{path}.{field}: {shown}; mend: {path}.backend={backend}, or {path}.{field}=null"
-    if env.url is not None and not _is_address(env.url):
+    if env.url is not None and not is_address(env.url, "https?|wss?"):
         must = "must be http:// or https://, a host, and a port below 65536 if any"
         yield f"{path}.url: {must} (got {env.url!r}); mend: {path}.url=http://..."
     choices = [AUTO, *ADAPTERS] if env.backend in remote else [AUTO]
@@ -164,14 +149,6 @@ def _backend(key: str, spec: RunSpec) -> Iterator[str]:
         if env.backend is not Backend.IN_PROCESS and issubclass(scheduler_class(scheduler), SwiftScheduler):
             here = f"{scheduler.target} opens its environment in this process (got {env.backend})"
             yield f"{path}.backend: {here}; mend: {path}.backend=in_process"
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return bool(re.fullmatch(r"(https?|wss?)://\S+", url) and parts.hostname and parts.port != 0)
-    except ValueError:  # a port that is none, or half an IPv6 address
-        return False
 
 
 def _judge_class(key: str, env: EnvSpec) -> None:
@@ -310,55 +287,6 @@ def _model(spec: RunSpec) -> Iterator[str]:
         )
 
 
-def _vllm(spec: RunSpec) -> Iterator[str]:
-    vllm, world = spec.vllm_mode, world_size()
-    if isinstance(vllm, TransformersSpec):
-        return
-    for path, temperature in (
-        ("grpo.temperature", spec.grpo.temperature),
-        ("evaluate.temperature", spec.evaluate.temperature),
-    ):
-        if temperature and not _COLDEST <= temperature <= _HOTTEST:
-            must = f"vLLM takes 0 and {_COLDEST:g} to {_HOTTEST:g}"
-            yield f"{path}: {must} (got {temperature:g}); mend: {path}=1, or vllm_mode=none"
-    starts = isinstance(vllm, ColocateSpec) or vllm.launch
-    if starts and find_spec("vllm") is None:
-        mend = "pip install 'envrl[vllm]', or vllm_mode=none"
-        yield f"vllm_mode={vllm.kind}: vllm is not installed; mend: {mend}"
-    if isinstance(vllm, ServerSpec):
-        yield from _server(vllm)
-    elif vllm.tensor_parallel_size > 1 and world > 1:
-        yield (
-            f"vllm_mode.tensor_parallel_size: every rank of a launch has an engine on its own GPU "
-            f"(got {vllm.tensor_parallel_size} with {world} ranks); mend: vllm_mode=server"
-        )
-
-
-def _server(vllm: ServerSpec) -> Iterator[str]:
-    if vllm.launch == bool(vllm.url):
-        yield (
-            f"vllm_mode.url: either servers that run or launch=true (got {vllm.url}, launch={vllm.launch}); "
-            "mend: vllm_mode.url=[http://...] or vllm_mode.launch=true"
-        )
-    for url in vllm.url:
-        if not (url.startswith("http") and _is_address(url)):
-            yield f"vllm_mode.url: must be http:// or https:// and a host (got {url!r}); mend: [http://host:port]"
-    if vllm.launch:
-        needed = vllm.replicas * vllm.tensor_parallel_size
-        if vllm.gpus is not None and (len(vllm.gpus) != needed or len(set(vllm.gpus)) != needed):
-            yield (
-                f"vllm_mode.gpus: replicas={vllm.replicas} of tensor_parallel_size="
-                f"{vllm.tensor_parallel_size} need {needed} GPUs, each once (got {vllm.gpus}); "
-                "mend: vllm_mode.replicas=..."
-            )
-        return
-    shipped = yaml.safe_load((CONF / "vllm_mode" / "server.yaml").read_text("utf-8"))
-    for name in [*VllmSpec.model_fields, "replicas", "gpus", "start_timeout_s"]:
-        if (value := getattr(vllm, name)) != shipped[name] and vllm.url:
-            mend = f"leave out vllm_mode.{name}, or vllm_mode.launch=true"
-            yield f"vllm_mode.{name}: the server at url has its own (got {value!r}); mend: {mend}"
-
-
 def _checkpoint(spec: RunSpec) -> Iterator[str]:
     repository = spec.checkpoint.push_to_hub
     if repository is not None and not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", repository):
@@ -379,7 +307,7 @@ def _grpo(spec: RunSpec) -> Iterator[str]:
             f"grpo.groups_per_step: {world} ranks share whole groups (got {groups}); "
             f"mend: grpo.groups_per_step={(groups // world + 1) * world}"
         )
-    yield from settings.broken(spec)
+    yield from grpo_settings.broken(spec)
     weights = {key: env.weight for key, env in spec.env.items()}
     evaluated = {env for env, _ in islice(mixture(weights), spec.evaluate.episodes)}
     if spec.evaluates and (left_out := [key for key in spec.env if key not in evaluated]):

@@ -27,7 +27,7 @@ NEEDS = {
     "vllm_mode=server": ["vllm_mode.url=[http://localhost:8000]"],
     "env=tools": ["model.warm_start=null", "env.tools.dataset=recipes/data/arithmetic.jsonl"],
 }
-INSTALL = "mend: pip install 'envrl[vllm]', or vllm_mode=none"
+INSTALL = "mend: pip install -e '.[vllm]', or vllm_mode=none"
 
 
 def refused(*overrides: str) -> str:
@@ -190,9 +190,14 @@ BAD = {
 SERVER = {
     "vllm_mode.url=[]": "either servers that run or launch=true (got [], launch=False)",
     "vllm_mode.launch=true": "either servers that run or launch=true (got ['http://a:1'], launch=True)",
-    "vllm_mode.url=[ws://a:1]": "vllm_mode.url: must be http:// or https:// and a host (got 'ws://a:1')",
+    "vllm_mode.url=[ws://a:1]": "vllm_mode.url: must be http:// or https:// and a host (got 'ws://a:1'); "
+    "mend: vllm_mode.url=[http://host:port]",
+    "vllm_mode.url=[https+x://a:1]": "and a host (got 'https+x://a:1')",
+    "vllm_mode.url=[http://a:70000]": "and a host (got 'http://a:70000')",
     "vllm_mode.gpus=[0]": "vllm_mode.gpus: the server at url has its own (got [0]); mend: leave out",
     "vllm_mode.max_model_len=9": "vllm_mode.max_model_len: the server at url has its own (got 9)",
+    "vllm_mode.start_timeout_s=9": "vllm_mode.start_timeout_s: is for launched servers (got 9); "
+    "mend: vllm_mode.retry_timeout_s=9",
     "grpo.temperature=3": "grpo.temperature: vLLM takes 0 and 0.01 to 2 (got 3); mend: grpo.temperature=1",
     "evaluate.temperature=1e-3": "evaluate.temperature: vLLM takes 0 and 0.01 to 2 (got 0.001)",
     "vllm_mode.gpus=[a]": "vllm_mode.gpus[0]: must be a valid integer",
@@ -208,12 +213,23 @@ def test_settings_of_servers_that_do_not_fit(override: str) -> None:
 def test_launched_servers_have_their_gpus_each_to_itself() -> None:
     server = ["vllm_mode=server", "vllm_mode.launch=true", "vllm_mode.replicas=2"]
     server.append("vllm_mode.tensor_parallel_size=2")
-    for gpus in ("[0,1]", "[0,1,2,2]"):
-        assert "replicas=2 of tensor_parallel_size=2 need 4 GPUs" in refused(
-            *server, f"vllm_mode.gpus={gpus}"
-        )
+    for gpus, fit in {"[0]": 1, "[0,1]": 1, "[0,1,2,2]": 1, "[0,1,2,3,4,5]": 3}.items():
+        text = refused(*server, f"vllm_mode.gpus={gpus}")
+        assert "replicas=2 of tensor_parallel_size=2 need 4 GPUs" in text
+        assert f"mend: vllm_mode.replicas={fit}" in text
     if not NO_VLLM:
         assert compose([*server, "vllm_mode.gpus=[1,2,3,4]"])
+
+
+@pytest.mark.parametrize("mode", [["colocate"], ["server", "vllm_mode.launch=true"]])
+def test_a_context_that_leaves_no_room_for_a_prompt_is_refused(mode: list[str]) -> None:
+    kind, *launch = mode
+    vllm = [f"vllm_mode={kind}", *launch, "scheduler.max_tokens=100"]
+    text = refused(*vllm, "vllm_mode.max_model_len=100")
+    assert "vllm_mode.max_model_len: an episode needs a prompt beside its scheduler.max_tokens=100" in text
+    assert "(got 100); mend: vllm_mode.max_model_len=null, or a smaller scheduler.max_tokens" in text
+    if not NO_VLLM:
+        assert compose([*vllm, "vllm_mode.max_model_len=101"])
 
 
 def test_a_run_goes_on_where_its_server_has_moved() -> None:

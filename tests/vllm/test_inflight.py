@@ -30,7 +30,8 @@ async def test_a_groups_prompt_is_computed_once(tiny: Tiny) -> None:
 
 async def test_fewer_are_in_flight_once_the_engine_had_to_preempt(tiny: Tiny) -> None:
     """Episodes take eight times what was guessed, and the gate is not told."""
-    async with started(tiny, "vllm_mode.kv_cache_gib=0.002", "vllm_mode.max_model_len=512") as engine:
+    small = ("vllm_mode.kv_cache_gib=0.002", "vllm_mode.max_model_len=512", "scheduler.max_tokens=256")
+    async with started(tiny, *small) as engine:
         assert engine.kv_tokens == 928
         gate = Gate(compose(["rollout.min_inflight=2"]).rollout, guess=32)
         gate.serves(engine)

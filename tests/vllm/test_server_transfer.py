@@ -71,14 +71,30 @@ async def test_workers_are_called_to_meet_the_trainer(tiny: Tiny) -> None:
     assert (meeting["master_address"], meeting["rank_offset"], meeting["world_size"]) == ("127.0.0.1", 1, 3)
 
 
-async def test_the_sender_is_given_what_it_announces(tiny: Tiny) -> None:
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine as Sender
+async def test_every_sending_gives_the_weights_that_were_staged_for_it(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a server that comes back is filled while the next update begins."""
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
 
+    class Unconnected(NCCLTrainerWeightTransferEngine):
+        def __init__(self) -> None:
+            self.sent: list[dict[str, torch.Tensor]] = []
+
+        def send_weights(self) -> None:
+            self.sent.append(dict(self._checked_iter(self.source, self.source.metadata())))
+
+    sender = Unconnected()
+    monkeypatch.setattr(NcclTransfer, "_connect", lambda *_: sender)
     transfer = NcclTransfer(torch.bfloat16)
-    async with transfer.staged(Weights(tiny.model)):
-        sent = dict(Sender._checked_iter(transfer, transfer.metadata()))
-    assert sent.keys() == dict(Weights(tiny.model)).keys()
-    assert {value.dtype for value in sent.values()} == {torch.bfloat16}
+    async with recorder() as (client, _), transfer.staged(Weights(tiny.model)) as refill:
+        async with transfer.staged([("a", torch.ones(2))]) as update:
+            await update(client, "run-2")
+        await refill(client, "run-1")
+    update_sent, refill_sent = sender.sent
+    assert update_sent.keys() == {"a"}
+    assert refill_sent.keys() == dict(Weights(tiny.model)).keys()
+    assert {value.dtype for value in refill_sent.values()} == {torch.bfloat16}
 
 
 async def test_an_update_is_three_calls_that_end_with_its_version() -> None:

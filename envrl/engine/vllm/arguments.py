@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from envrl.engine.base import Sampling
 from envrl.errors import ConfigError
 from envrl.spec import ServerSpec, VllmSpec
 
@@ -78,6 +79,22 @@ def flags(arguments: Mapping[str, Any]) -> Iterator[str]:
         else:
             yield f"--{flag}"
             yield json.dumps(value) if isinstance(value, dict | list) else str(value)
+
+
+def sampling_parameters(sampling: Sampling, *, max_tokens: int, ends: Collection[int]) -> dict[str, Any]:
+    """By the names of vLLM's SamplingParams; any of `ends` ends a completion."""
+    return {
+        "max_tokens": max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "seed": sampling.seed,
+        "stop_token_ids": sorted(ends),
+        "ignore_eos": True,  # the model's own are among the ends, which its config cannot change
+        "logprobs": 0 if sampling.temperature else None,  # of the sampled token alone
+        "detokenize": False,
+    }
 
 
 def gpus_of(spec: ServerSpec, replica: int) -> str | None:

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 
 from envrl.engine.base import EngineStats, Sampling
+from envrl.engine.vllm.arguments import sampling_parameters
 
 CONNECT_TIMEOUT_S = 5.0
 KEEPALIVE_S = 3.0
@@ -61,18 +62,7 @@ class Client:
     async def generate(self, ids: Sequence[int], sampling: Sampling, ends: Collection[int]) -> Completion:
         """One completion, which any of `ends` ends. A greedy one has no log-probabilities."""
         greedy = sampling.temperature == 0
-        parameters = {
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "seed": sampling.seed,
-            "stop_token_ids": sorted(ends),
-            "ignore_eos": True,  # the model's own are among the ends, which its config cannot change
-            "logprobs": None if greedy else 0,  # of the sampled token alone
-            "detokenize": False,
-        }
+        parameters = sampling_parameters(sampling, max_tokens=sampling.max_tokens, ends=ends)
         body = {"token_ids": list(ids), "sampling_params": parameters}
         (choice,) = (await self._json("POST", "/inference/v1/generate", body))["choices"]
         if (reason := choice["finish_reason"]) not in ("stop", "length"):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from envrl.engine.base import Engine, EngineStats, Generation, GenerationStop, Sampling
-from envrl.engine.vllm.arguments import engine_arguments
+from envrl.engine.vllm.arguments import engine_arguments, sampling_parameters
 from envrl.engine.vllm.instance import Instance, Place, judge
 from envrl.engine.vllm.totals import Totals
 from envrl.errors import ConfigError, EngineError
@@ -230,21 +230,9 @@ class ColocateEngine(Engine):
     def _parameters(self, request: _Request) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        sampling = request.sampling
-        return SamplingParams(
-            max_tokens=request.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-            stop_token_ids=[*(sampling.stop_ids | self._eos)],
-            ignore_eos=True,  # they are among the stop ids, which a config cannot change
-            logprobs=0,
-            detokenize=False,
-            skip_clone=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        ends = request.sampling.stop_ids | self._eos
+        settings = sampling_parameters(request.sampling, max_tokens=request.max_tokens, ends=ends)
+        return SamplingParams(**settings, skip_clone=True, output_kind=RequestOutputKind.FINAL_ONLY)
 
     def _abort(self, request: _Request) -> None:
         if self._requests.pop(request.id, None) is not None:

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 
@@ -80,6 +81,9 @@ class ServerEngine(Engine):
         self._arguments = engine_arguments(spec, folder, dtype=dtype, max_context=context, on_gpu=on_gpu)
         backend = {"auto": "nccl" if on_gpu else "file"}.get(spec.transfer, spec.transfer)
         self._needs = Needs(config=config, tokenizer=tokenizer, min_context=min_context, backend=backend)
+        if backend == "nccl" and find_spec("vllm") is None:
+            wrong = "nccl needs the servers' vllm here, too, and it is not installed"
+            raise ConfigError(f"vllm_mode.transfer: {wrong}; mend: pip install -e '.[vllm]'")
         self._eos = frozenset(eos)
         self._processes: list[ChildServer] = []
         if spec.launch and is_main():

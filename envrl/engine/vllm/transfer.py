@@ -74,41 +74,47 @@ class NcclTransfer:
     def __init__(self, dtype: torch.dtype) -> None:
         """`dtype` is the engine's."""
         self._dtype = dtype
-        self._weights: list[tuple[str, Tensor]] = []
         self._senders: dict[Client, Any] = {}
         self._one_at_a_time = asyncio.Lock()
 
     @asynccontextmanager
     async def staged(self, weights: Named) -> AsyncIterator[Send]:
         """See Transfer. Servers take them one after the other, as all of it leaves by this GPU."""
-        self._weights = [(name, value.to(self._dtype)) for name, value in weights]
-        try:
-            yield self._send
-        finally:
-            self._weights = []
+        source = Source([(name, value.to(self._dtype)) for name, value in weights])
+
+        async def send(client: Client, version: str) -> None:
+            async with self._one_at_a_time:
+                await self._send(client, version, source)
+
+        yield send
 
     def forget(self, client: Client) -> None:
         """See Transfer."""
         self._senders.pop(client, None)
 
-    async def _send(self, client: Client, version: str) -> None:
-        async with self._one_at_a_time:
-            routes = _Routes(client, version, asyncio.get_running_loop())
-            if client not in self._senders:
-                ranks = 1 + await client.world_size()
-                self._senders[client] = await asyncio.to_thread(self._connect, routes, ranks)
-            self._senders[client].client = routes
-            await asyncio.to_thread(self._senders[client].send_weights)
+    async def _send(self, client: Client, version: str, source: Source) -> None:
+        routes = _Routes(client, version, asyncio.get_running_loop())
+        if client not in self._senders:
+            ranks = 1 + await client.world_size()
+            self._senders[client] = await asyncio.to_thread(self._connect, routes, source, ranks)
+        sender = self._senders[client]
+        sender.client, sender.source = routes, source
+        await asyncio.to_thread(sender.send_weights)
 
-    def _connect(self, routes: _Routes, ranks: int) -> Any:
+    def _connect(self, routes: _Routes, source: Source, ranks: int) -> Any:
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
         address, port = _endpoint(routes.client.url)
         init_info = NCCLTrainerInitInfo(rank=0, master_address=address, master_port=port, world_size=ranks)
-        return WeightTransferTrainerFactory.trainer_init(init_info, client=routes, source=self)
+        return WeightTransferTrainerFactory.trainer_init(init_info, client=routes, source=source)
 
-    # --- what vLLM's sender asks of its source ----------------------------------------------
+
+class Source:
+    """Staged weights, as vLLM's sender asks for them."""
+
+    def __init__(self, weights: list[tuple[str, Tensor]]) -> None:
+        self._weights = weights
 
     def metadata(self) -> list[Any]:
         """Name, type and shape of what an iteration yields."""
