@@ -200,6 +200,8 @@ SERVER = {
     "mend: vllm_mode.retry_timeout_s=9",
     "grpo.temperature=3": "grpo.temperature: vLLM takes 0 and 0.01 to 2 (got 3); mend: grpo.temperature=1",
     "evaluate.temperature=1e-3": "evaluate.temperature: vLLM takes 0 and 0.01 to 2 (got 0.001)",
+    "vllm_mode.url=[http://a:1/v1]": "the server's root, without /v1 (got 'http://a:1/v1'); mend: ",
+    "vllm_mode.url=[http://a:1,http://a:1/]": "a server stands more than once",
     "vllm_mode.gpus=[a]": "vllm_mode.gpus[0]: must be a valid integer",
     "vllm_mode.transfer=rdma": "vllm_mode.transfer: unknown 'rdma'; choose from: auto, file, nccl",
 }
@@ -213,10 +215,16 @@ def test_settings_of_servers_that_do_not_fit(override: str) -> None:
 def test_launched_servers_have_their_gpus_each_to_itself() -> None:
     server = ["vllm_mode=server", "vllm_mode.launch=true", "vllm_mode.replicas=2"]
     server.append("vllm_mode.tensor_parallel_size=2")
-    for gpus, fit in {"[0]": 1, "[0,1]": 1, "[0,1,2,2]": 1, "[0,1,2,3,4,5]": 3}.items():
+    mends = {
+        "[0,1]": "replicas=1",
+        "[0,1,2,2]": "replicas=1",
+        "[0,1,2,3,4,5]": "replicas=3",
+        "[]": "gpus=null",
+    }
+    for gpus, mend in mends.items():
         text = refused(*server, f"vllm_mode.gpus={gpus}")
         assert "replicas=2 of tensor_parallel_size=2 need 4 GPUs" in text
-        assert f"mend: vllm_mode.replicas={fit}" in text
+        assert f"mend: vllm_mode.{mend}" in text
     if not NO_VLLM:
         assert compose([*server, "vllm_mode.gpus=[1,2,3,4]"])
 

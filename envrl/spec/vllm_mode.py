@@ -32,7 +32,7 @@ class VllmSpec(Spec):
     """Requests in one forward pass; None: vLLM's default."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     """auto: model.dtype."""
-    quantization: str | None
+    quantization: Annotated[str, Field(min_length=1)] | None
     """A method of vLLM's that quantizes while it loads, such as fp8."""
     enforce_eager: bool | None
     """No CUDA graphs and no compilation; None: true on a CPU alone."""

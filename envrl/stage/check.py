@@ -78,7 +78,7 @@ def _check_budget(spec: RunSpec, episodes: Sequence[Episode], max_context: int) 
         mend = f"give scheduler.max_tokens={room}" if room > 0 else "choose a model with a longer context"
         raise ConfigError(
             f"scheduler.max_tokens={spec.scheduler.max_tokens}: with a prompt of {prompt} tokens it exceeds "
-            f"the model's context of {max_context}; {mend}"
+            f"the engine's context of {max_context}; {mend}"
         )
 
 

@@ -13,8 +13,9 @@ from tiny import PROMPT, Tiny  # type: ignore[import-not-found]
 
 from envrl import compose
 from envrl.engine import GenerationStop, Sampling
+from envrl.engine.vllm.client import Client
 from envrl.engine.vllm.colocate import ColocateEngine
-from envrl.errors import EngineError
+from envrl.errors import EngineError, StageError
 from envrl.model.weights import Weights
 
 pytestmark = pytest.mark.anyio
@@ -48,6 +49,26 @@ async def test_untied_weights_are_the_trainers_too(untied: Tiny, urls: dict[str,
             untied.change()
             await engine.load_weights(Weights(untied.model), version)
             assert await untied.difference(engine) < 1e-4
+
+
+async def test_a_server_is_one_runs_alone(tiny: Tiny, url: str) -> None:
+    async with started(tiny, *at(url)) as first:
+        await first.load_weights(Weights(tiny.model), 1)
+        await first.sleep()
+        async with started(tiny, *at(url)) as second:
+            await second.load_weights(Weights(tiny.model), 1)
+            with pytest.raises(StageError, match="serves another run, too; mend: give every run servers"):
+                await first.sleep()
+
+
+async def test_an_update_that_a_dead_trainer_began_is_closed(tiny: Tiny, url: str) -> None:
+    client = Client(url)
+    await client.pause()
+    await client.start_update()
+    await client.drop()
+    async with started(tiny, *at(url)) as engine:
+        await engine.load_weights(Weights(tiny.model), 1)
+        assert await tiny.difference(engine) < 1e-4
 
 
 async def test_it_samples_what_the_engine_in_process_samples(tiny: Tiny, url: str) -> None:

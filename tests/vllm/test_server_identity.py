@@ -85,7 +85,7 @@ async def test_what_a_plain_server_lacks_is_told_at_once(tiny: Tiny, urls: dict[
 async def test_a_server_without_its_development_mode_is_refused(tiny: Tiny, urls: dict[str, str]) -> None:
     told = await refusal(server_engine(tiny, *at(urls["no_dev_mode"])))
     assert "does not tell what it is (status 404: " in told
-    assert "mend: start it with VLLM_SERVER_DEV_MODE=1 in its environment" in told
+    assert "mend: if it is vLLM, start it with VLLM_SERVER_DEV_MODE=1 in its environment" in told
 
 
 async def test_a_server_that_is_not_there_is_waited_for_and_told(tiny: Tiny) -> None:

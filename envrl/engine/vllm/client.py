@@ -20,6 +20,8 @@ from envrl.engine.base import EngineStats, Sampling
 from envrl.engine.vllm.arguments import sampling_parameters
 
 CONNECT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 60.0
+"""For what a server says of itself; the first time it looks at its machine."""
 KEEPALIVE_S = 3.0
 """Shorter than the server's 5, so that it is never the server that ends an idle connection."""
 PAUSE_S = 0.5
@@ -82,18 +84,21 @@ class Client:
 
     async def info(self) -> dict[str, Any]:
         """vLLM's configuration, which it tells in its development mode alone."""
-        reply = await self._json("GET", "/server_info?config_format=json")
+        reply = await self._json("GET", "/server_info?config_format=json", timeout_s=ANSWER_TIMEOUT_S)
         return dict(reply["vllm_config"])
 
     async def describe(self, *sizes: str) -> dict[str, Any]:
         """The model's architecture and these values of its config; needs our worker extension."""
-        reply = await self._json("POST", "/collective_rpc", {"method": "describe", "args": sizes})
+        reply = await self._json(
+            "POST", "/collective_rpc", {"method": "describe", "args": sizes}, timeout_s=ANSWER_TIMEOUT_S
+        )
         return dict(reply["results"][0])
 
     async def tokenize(self, text: str) -> list[int] | None:
         """The ids of a text; None where the server has no tokenizer."""
         try:
-            reply = await self._json("POST", "/tokenize", {"prompt": text, "add_special_tokens": False})
+            body = {"prompt": text, "add_special_tokens": False}
+            reply = await self._json("POST", "/tokenize", body, timeout_s=ANSWER_TIMEOUT_S)
         except (Refused, ServerFailed):
             return None
         return list(reply["tokens"])
@@ -119,7 +124,7 @@ class Client:
         return sum(map(int, re.findall(r'kv_cache_size_tokens="(\d+)"', await self._metrics()))) or None
 
     async def _metrics(self) -> str:
-        return (await self.ask("GET", "/metrics")).decode()
+        return (await self.ask("GET", "/metrics", timeout_s=ANSWER_TIMEOUT_S)).decode()
 
     # --- weights ----------------------------------------------------------------------------
 
@@ -144,8 +149,15 @@ class Client:
         await self.ask("POST", "/init_weight_transfer_engine", {"init_info": init_info})
 
     async def start_update(self) -> None:
-        """First of the three calls of an update."""
-        await self.ask("POST", "/start_weight_update")
+        """First of the three calls of an update; one that another trainer left half done is closed before."""
+        try:
+            await self.ask("POST", "/start_weight_update")
+        except ServerFailed as error:
+            if "already active" not in str(error):
+                raise
+            await self.drop()  # vLLM ends a connection after such an answer
+            await self.finish_update("abandoned")
+            await self.ask("POST", "/start_weight_update")
 
     async def update(self, update_info: Any) -> None:
         """Has the workers receive weights, as the backend describes them."""
@@ -196,6 +208,8 @@ class Client:
 def _message(status: int, content: bytes) -> str:
     """What the server says of an error, or how it began."""
     text = content.decode("utf-8", errors="replace")
+    if text.lstrip().startswith("<"):
+        return f"status {status}: a web page"
     with suppress(ValueError, LookupError, TypeError):
         text = json.loads(text)["error"]["message"]
     return f"status {status}: {' '.join(str(text).split())[:500]}"

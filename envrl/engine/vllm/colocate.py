@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from envrl.engine.base import Engine, EngineStats, Generation, GenerationStop, Sampling
@@ -113,10 +114,10 @@ class ColocateEngine(Engine):
             await self._call(self._build)
         except Exception as error:
             await self.close()
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise ConfigError(
-                f"vllm_mode=colocate: {reason[-1]}; mend: vllm_mode.*, or vllm_mode=none"
-            ) from error
+            reason, mend = _reason(error), "vllm_mode.*"
+            if "KV cache" in reason:
+                mend = "vllm_mode.kv_cache_gib, gpu_memory_utilization or max_model_len"
+            raise ConfigError(f"vllm_mode=colocate: {reason}; mend: {mend}, or vllm_mode=none") from error
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, *, episode: str) -> Generation:
         """See Engine. The prefix cache finds an episode's earlier turns by their tokens."""
@@ -171,6 +172,8 @@ class ColocateEngine(Engine):
         future: Future[T] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # whoever asked is gone
             try:
                 future.set_result(function())
             except BaseException as error:
@@ -294,6 +297,13 @@ class ColocateEngine(Engine):
     def _fail(self, error: Exception) -> None:
         failed, self._requests = self._requests, {}
         _settle([(request, error) for request in failed.values()])
+
+
+def _reason(error: Exception) -> str:
+    """What vLLM says last, or what pydantic says first."""
+    if isinstance(error, ValidationError):
+        return error.errors()[0]["msg"]
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _settle(answers: Sequence[tuple[_Request, Generation | Exception]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
@@ -12,10 +13,12 @@ from envrl.engine.base import EngineStats
 from envrl.engine.vllm.client import PAUSE_S, Client, ServerDown
 from envrl.engine.vllm.replica import Replica
 from envrl.engine.vllm.transfer import Named, Send, Transfer
-from envrl.errors import EngineError
+from envrl.errors import EngineError, StageError
 
 log = logging.getLogger(__name__)
 
+_MARK = re.compile(r"[0-9a-f]{8}-\d+")
+"""What an engine of ours calls its weights."""
 HEARTBEAT_S = 5.0
 """Between two looks at a server; shorter than any restart, in which it loses the weights."""
 
@@ -79,6 +82,17 @@ class Fleet:
             log.warning("%s; what it leaves unanswered is asked again", error)
             replica.recovery = asyncio.create_task(self._recover(replica))
 
+    async def confirm(self) -> None:
+        """Raises StageError where a server has another run's weights: what it sampled is worth nothing."""
+        up = [replica for replica in self._replicas if self._loads and replica.recovery is None]
+        for replica in up:
+            try:
+                held = await replica.version(self._retry_timeout_s)
+            except ServerDown as error:
+                self.lost(replica, error)
+            else:
+                self._refuse_strangers(replica, held)
+
     async def load(self, weights: Named) -> None:
         """Pushes weights to every server that is up; the others get them when they are back.
 
@@ -134,12 +148,18 @@ class Fleet:
         mend = "see that one is, or raise vllm_mode.retry_timeout_s"
         return f"no vLLM server is up at {urls} (waited {self._patience_s:g} s); mend: {mend}"
 
+    def _refuse_strangers(self, replica: Replica, held: str) -> None:
+        if _MARK.fullmatch(held) and not held.startswith(f"{self._name}-"):
+            mend = "give every run servers of its own"
+            raise StageError(f"vllm_mode=server: {replica.client.url} serves another run, too; mend: {mend}")
+
     async def _recover(self, replica: Replica) -> None:
         while True:
             try:
                 await replica.revive()
-                if await replica.version() == self._version:
+                if (held := await replica.version()) == self._version:
                     break
+                self._refuse_strangers(replica, held)
                 if self._transfer is not None:
                     await self._refill(replica, self._transfer)
                     continue  # newer ones may have come meanwhile
@@ -168,7 +188,12 @@ class Fleet:
         """Finds a server that hangs, or that has started anew between two requests."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            if not self._loads or self._loading or replica.recovery is not None:
+            if not self._loads or replica.recovery is not None:
+                continue
+            if self._loading:
+                if not await replica.client.is_well(self._retry_timeout_s):
+                    self.lost(replica, f"{replica.client.url}: hangs while it takes weights")
+                    await replica.client.drop()  # so does the push that waits for it
                 continue
             expected = self._version
             try:

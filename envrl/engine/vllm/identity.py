@@ -81,7 +81,7 @@ async def _inspect(client: Client, needs: Needs) -> tuple[Served | None, list[st
         info = await client.info()
     except Refused as error:
         reason = str(error).removeprefix(f"{client.url}: ")
-        mend = "start it with VLLM_SERVER_DEV_MODE=1 in its environment"
+        mend = "if it is vLLM, start it with VLLM_SERVER_DEV_MODE=1 in its environment"
         return None, [f"does not tell what it is ({reason}); mend: {mend}"]
     model = info["model_config"]
     served = Served(model["max_model_len"], model["dtype"].removeprefix("torch."))

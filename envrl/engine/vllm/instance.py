@@ -91,5 +91,6 @@ def judge(arguments: dict[str, Any]) -> None:
     """Raises ConfigError for a name that is none of vLLM's."""
     from vllm import EngineArgs
 
-    for name in arguments.keys() - (known := EngineArgs.__dataclass_fields__.keys()):
+    known = [name for name in EngineArgs.__dataclass_fields__ if not name.startswith("_")]
+    for name in arguments.keys() - set(known):
         raise ConfigError(f"{unknown('vllm_mode.args', name, known)}; mend: leave it out")

@@ -55,8 +55,12 @@ class Replica:
                 try:
                     await send(self.client, version)
                     await self.client.reset_prefix_cache()
-                finally:
-                    await self.client.resume()
+                except (ServerDown, Refused):
+                    await self.client.drop()  # vLLM ends a connection after such an answer
+                    with suppress(ServerDown, Refused):  # what went wrong is what counts
+                        await self.client.resume()
+                    raise
+                await self.client.resume()
             except (ServerFailed, Refused) as error:
                 if await self.client.is_well(HEALTH_TIMEOUT_S):  # so it is the weights that it did not like
                     raise StageError(f"vllm_mode=server: the weights were not taken by {error}") from error

@@ -154,6 +154,10 @@ class ServerEngine(Engine):
             preemptions=total.preemptions // ranks,
         )
 
+    async def sleep(self) -> None:
+        """Frees nothing: servers share no GPU with the trainer. Raises StageError where they serve others."""
+        await self._servers.confirm()
+
     async def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See Engine. A server that is down gets them before it is asked again. Raises StageError."""
         self._open.clear()

@@ -70,6 +70,12 @@ def _server(vllm: ServerSpec) -> Iterator[str]:
         if not is_address(url, "http|https"):
             must = f"must be http:// or https:// and a host (got {url!r})"
             yield f"vllm_mode.url: {must}; mend: vllm_mode.url=[http://host:port]"
+        elif url.rstrip("/").endswith("/v1"):
+            mend = f"vllm_mode.url=[{url.rstrip('/').removesuffix('/v1')}]"
+            yield f"vllm_mode.url: is the server's root, without /v1 (got {url!r}); mend: {mend}"
+    if len({url.rstrip("/") for url in vllm.url}) < len(vllm.url):
+        once = ",".join(dict.fromkeys(url.rstrip("/") for url in vllm.url))
+        yield f"vllm_mode.url: a server stands more than once (got {vllm.url}); mend: vllm_mode.url=[{once}]"
     if vllm.launch:
         yield from _gpus(vllm)
     elif vllm.url:
@@ -81,8 +87,9 @@ def _gpus(vllm: ServerSpec) -> Iterator[str]:
     gpus, size, needed = vllm.gpus, vllm.tensor_parallel_size, vllm.replicas * vllm.tensor_parallel_size
     if gpus is not None and not len(gpus) == len(set(gpus)) == needed:
         need = f"replicas={vllm.replicas} of tensor_parallel_size={size} need {needed} GPUs, each once"
-        fit = max(len(set(gpus)) // size, 1)
-        yield f"vllm_mode.gpus: {need} (got {gpus}); mend: vllm_mode.replicas={fit}"
+        fit = len(set(gpus)) // size
+        mend = f"vllm_mode.replicas={fit}" if fit else "vllm_mode.gpus=null"
+        yield f"vllm_mode.gpus: {need} (got {gpus}); mend: {mend}"
 
 
 def _foreign(vllm: ServerSpec) -> Iterator[str]:
