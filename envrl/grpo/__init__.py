@@ -1,7 +1,8 @@
 """Group-relative policy optimisation: advantages → token rows → micro-batches → loss → optimizer step.
 
 Axis letters: B rows of a micro-batch, T tokens of a row, G members of a group, V vocabulary,
-N tokens picked out of a micro-batch, H hidden size.
+N tokens picked out of a micro-batch, H hidden size, K turns of an episode, C columns of a micro-batch with a
+sampled token, P prefixes that rows share, b rows of one bucket of equal lengths.
 
 The two functions below are pure. They are loaded on first use, so that importing the package
 does not import torch.

@@ -24,7 +24,7 @@ def broken(spec: RunSpec) -> Iterator[str]:
         mend = "grpo.share_prompts=auto, or model.attn_implementation=sdpa"
         yield f"grpo.share_prompts=true: needs attention by sdpa (got {attention}); mend: {mend}"
     if spec.grpo.optimizer == "adamw_8bit" and find_spec("bitsandbytes") is None:
-        mend = "pip install 'envrl[bitsandbytes]', or grpo.optimizer=adamw"
+        mend = "pip install -e '.[bitsandbytes]', or grpo.optimizer=adamw"
         yield f"grpo.optimizer=adamw_8bit: bitsandbytes is not installed; mend: {mend}"
 
 

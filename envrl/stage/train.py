@@ -1,4 +1,4 @@
-"""GRPO: roll out, compare within groups, take one optimizer step, hand the weights to the engine."""
+"""GRPO: roll out, compare within groups, take optimizer steps, hand the weights to the engine."""
 
 from __future__ import annotations
 
