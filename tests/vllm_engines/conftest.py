@@ -1,4 +1,4 @@
-"""One tiny model for all tests of the real vLLM. (The folder is not called vllm, lest it be imported as that.)"""
+"""One tiny model for all tests of the real vLLM. (A folder called vllm would be imported as that.)"""
 
 from __future__ import annotations
 
