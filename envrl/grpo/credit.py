@@ -39,8 +39,8 @@ def credit(
     return [list(group_advantages([reward for (reward,) in group], scale=scale)) for group in paid]
 
 
-def is_dead(advantages_G: Iterable[Advantage]) -> bool:
-    """Whether a group has nothing to teach."""
+def is_flat_group(advantages_G: Iterable[Advantage]) -> bool:
+    """Whether every advantage of the group is 0, so that it has nothing to teach."""
     return not any(any(a) if isinstance(a, list) else a for a in advantages_G)
 
 
@@ -49,7 +49,7 @@ def token_rows(
 ) -> list[TokenRow]:
     """The rows of all episodes that have a score; the others are trained on by nobody."""
     return [
-        replace(row, flat=is_dead(advantages_G))
+        replace(row, flat=is_flat_group(advantages_G))
         for group, advantages_G in zip(groups, advantages, strict=True)
         for episode, advantage in zip(group, advantages_G, strict=True)
         if episode.reward is not None

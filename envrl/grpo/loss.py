@@ -66,9 +66,7 @@ VARIANTS: dict[Loss, Variant] = {
     "grpo": Variant(clipped, token_ratio, "rows"),  # DeepSeekMath, arXiv:2402.03300
     "dapo": Variant(clipped, token_ratio, "tokens"),  # DAPO, arXiv:2503.14476
     "dr_grpo": Variant(clipped, token_ratio, "rows x max_tokens"),  # Dr. GRPO, arXiv:2503.20783
-    "bnpo": Variant(
-        clipped, token_ratio, "rank's tokens"
-    ),  # the batch's own mean, as TRL's loss of this name
+    "bnpo": Variant(clipped, token_ratio, "rank's tokens"),  # each rank's own mean, as TRL's of this name
     "gspo": Variant(clipped, sequence_ratio, "rows"),  # GSPO, arXiv:2507.18071
     "cispo": Variant(weighted, token_ratio, "tokens"),  # MiniMax-M1, arXiv:2506.13585
 }
@@ -121,19 +119,24 @@ def policy_loss(
     return rows_B.sum() / max(normalizer, 1.0), metrics
 
 
-def normalizer_of(loss: Loss, *, tokens: float, rows: float, max_tokens: int) -> float:
+def normalizer_of(
+    loss: Loss, *, tokens: float, rank_tokens: float, ranks: int, rows: float, max_tokens: int
+) -> float:
     """What the summed loss is divided by: rows, sampled tokens, or rows times the longest they may be.
 
-    `tokens` and `rows` are those of the whole batch: all ranks' for dapo; for bnpo, which takes each
-    rank's own mean, the rank's own tokens times the number of ranks. Rows without a sampled token are none.
+    `tokens` and `rows` are those of the whole batch over all ranks, `rank_tokens` this rank's own. As losses
+    are summed over ranks, the mean of each rank's own mean divides by its tokens times the number of ranks.
+    Rows without a sampled token are none.
     """
     match VARIANTS[loss].mean:
         case "rows":
             return rows
         case "rows x max_tokens":
             return rows * max_tokens
-        case "tokens" | "rank's tokens":
+        case "tokens":
             return tokens
+        case "rank's tokens":
+            return rank_tokens * ranks
 
 
 def entropy_bonus(entropy_BT: Tensor, mask_BT: Tensor, *, tokens: float) -> Tensor:
@@ -173,7 +176,7 @@ def _beyond(ratio_BT: Tensor, advantages_BT: Tensor, clip: Clip) -> dict[str, Te
 
 
 def _own_normalizer(mask_BT: Tensor, loss: Loss) -> float:
-    if loss == "dr_grpo":
-        raise ValueError("dr_grpo divides by rows times max_tokens: pass normalizer=normalizer_of(…)")
+    if VARIANTS[loss].mean == "rows x max_tokens":
+        raise ValueError(f"{loss} divides by rows times max_tokens: pass normalizer=normalizer_of(…)")
     tokens, rows = float(mask_BT.sum()), float(mask_BT.any(-1).sum())
-    return normalizer_of(loss, tokens=tokens, rows=rows, max_tokens=0)
+    return normalizer_of(loss, tokens=tokens, rank_tokens=tokens, ranks=1, rows=rows, max_tokens=0)

@@ -24,7 +24,6 @@ class MiniBatch:
     """This rank's part of the rows of one update. Its sizes are those of all ranks."""
 
     pieces: list[Piece]
-    skipped_rows: float
     run_rows: float
     tokens: float
     normalizer: float

@@ -9,7 +9,6 @@ the engine computed differently enters through the importance weights.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -54,20 +53,22 @@ class Trainer:
     ) -> None:
         """`max_tokens` is the longest an episode may be, by which dr_grpo divides.
 
-        With kl_coef above 0, `reference` is the policy to stay near; None takes a frozen copy of the
-        model as it is now, which is right before the first step only. The model itself, after `keep_start`,
-        is its own reference.
+        `reference` is the policy to stay near, needed with kl_coef above 0 and only then; the model itself,
+        after `keep_start`, is its own. Raises ValueError where it is missing or of no use.
         """
+        if (reference is None) != (spec.kl_coef == 0):
+            given = "none" if reference is None else "one"
+            raise ValueError(
+                f"a reference is for kl_coef above 0 (got {given} with kl_coef={spec.kl_coef:g})"
+            )
         self.spec = spec
         self.model = model.to(accelerator.device)
         self.accelerator = accelerator
         self.pad_id = pad_id
         self.max_tokens = max_tokens
-        self.reference = None
-        if spec.kl_coef > 0:
-            self.reference = (reference or copy.deepcopy(model)).to(accelerator.device)
-            if self.reference is not self.model:
-                self.reference.requires_grad_(False).eval()
+        self.reference = reference
+        if reference is not None and reference is not model:
+            reference.to(accelerator.device).requires_grad_(False).eval()
         self._share = allowed(spec.share_prompts, self.model)
         self._adamw = adamw(
             model, learning_rate=spec.learning_rate, weight_decay=spec.weight_decay, kind=spec.optimizer
@@ -93,7 +94,8 @@ class Trainer:
         )
         given, tokens = self._summed([float(len(rows)), float(_sampled(rows))])
         parts = self._split(rows)
-        metrics = {"rows": given, "tokens": tokens, "skipped_rows": sum(part.skipped_rows for part in parts)}
+        run = sum(part.run_rows for part in parts)
+        metrics = {"rows": given, "tokens": tokens, "skipped_rows": given - run}
         metrics["learning_rate"] = learning_rate
         if parts := [part for part in parts if part.run_rows]:
             with sharing(self.model, self.reference) if self._share else nullcontext():
@@ -104,12 +106,13 @@ class Trainer:
         return metrics
 
     def _split(self, rows: Sequence[TokenRow]) -> list[MiniBatch]:
-        """The rows that count, in as many mini-batches as every rank makes; each has some of every group."""
-        spec = self.spec
+        """The rows that count, dealt out in turn, so that a group's are spread over the mini-batches.
+
+        Every rank makes as many, also where some of its own are empty.
+        """
         counted = [row for row in rows if self._counts(row)]
-        parts = [self._mini_batch(counted[i :: spec.mini_batches]) for i in range(spec.mini_batches)]
-        parts[0].skipped_rows += self._summed([float(len(rows) - len(counted))])[0]
-        return parts
+        count = self.spec.mini_batches
+        return [self._mini_batch(counted[i::count]) for i in range(count)]
 
     def _counts(self, row: TokenRow) -> bool:
         spec = self.spec
@@ -120,19 +123,22 @@ class Trainer:
         spec = self.spec
         needs_all = self.reference is not None or spec.entropy_coef > 0
         run = [row for row in rows if needs_all or any(row.advantages_T)]
-        counts = list(map(float, (len(rows), len(run), _sampled(rows))))
-        counted_rows, run_rows, tokens = self._summed(counts)
-        normalized = counts[2] * self.accelerator.num_processes if spec.loss == "bnpo" else tokens
+        rank_tokens = float(_sampled(rows))
+        counted_rows, run_rows, tokens = self._summed([float(len(rows)), float(len(run)), rank_tokens])
         batches = micro_batches(
             run, max_tokens=spec.micro_batch_tokens, pad_id=self.pad_id, share=self._share
         )
         return MiniBatch(
             pieces=[Piece(batch) for batch in batches],
-            skipped_rows=counted_rows - run_rows,
             run_rows=run_rows,
             tokens=tokens,
             normalizer=normalizer_of(
-                spec.loss, tokens=normalized, rows=counted_rows, max_tokens=self.max_tokens
+                spec.loss,
+                tokens=tokens,
+                rank_tokens=rank_tokens,
+                ranks=self.accelerator.num_processes,
+                rows=counted_rows,
+                max_tokens=self.max_tokens,
             ),
         )
 

@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from envrl.errors import ConfigError
+from envrl.model.lora import is_adapted
 
 
 def load(
@@ -30,7 +31,7 @@ def load(
         tokenizer.pad_token = tokenizer.eos_token
     settings = {"dtype": dtype, "attn_implementation": attn_implementation}
     model = _pretrained(AutoModelForCausalLM, name_or_path, **settings)
-    if hasattr(model, "peft_config"):
+    if is_adapted(model):
         raise ConfigError(
             f"model.name_or_path: {name_or_path!r} is an adapter; give a model into which it was "
             "merged, such as the folder above an adapter/ of envrl's"

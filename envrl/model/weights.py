@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from envrl.model.lora import is_adapted
+
 
 class Weights:
     """Name and value of every weight as they are now, under the checkpoint's names; adapters are merged.
@@ -19,7 +21,7 @@ class Weights:
         self.model = model
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        if not hasattr(self.model, "peft_config"):
+        if not is_adapted(self.model):
             yield from ((name, value.detach()) for name, value in self.model.named_parameters())
             return
         yield from _merged(self.model)

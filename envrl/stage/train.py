@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from envrl.grpo import checkpoints
-from envrl.grpo.credit import credit, is_dead, penalties, token_rows
+from envrl.grpo.credit import credit, is_flat_group, penalties, token_rows
 from envrl.grpo.trainer import Trainer
 from envrl.report.card import card
 from envrl.rollout.metrics import engine_metrics, episode_metrics, inflight_metrics
@@ -92,7 +92,7 @@ class Training:
         if self._spec.overlong_buffer:
             shortened: list[float] = self._run.gather(penalties(groups, self._run.spec))
             metrics["overlong_penalty"] = fmean(shortened)
-        flat = self._run.gather([is_dead(advantages_G) for advantages_G in advantages])
+        flat = self._run.gather([is_flat_group(advantages_G) for advantages_G in advantages])
         return metrics | {
             "frac_zero_std": fmean(flat),
             "time/step_s": ended - started,

@@ -22,8 +22,11 @@ def main(directory: Path) -> None:
     assert accelerator.num_processes == 2
     results = {}
     for loss, spec in task["specs"].items():
-        model = Qwen3ForCausalLM.from_pretrained(directory / "model")
-        trainer = Trainer(GrpoSpec(**spec), model, accelerator=accelerator, pad_id=0, max_tokens=32)
+        model, kept = (Qwen3ForCausalLM.from_pretrained(directory / "model") for _ in range(2))
+        reference = kept if spec["kl_coef"] else None
+        trainer = Trainer(
+            GrpoSpec(**spec), model, accelerator=accelerator, pad_id=0, max_tokens=32, reference=reference
+        )
         metrics = [
             trainer.update([TokenRow(**row) for row in shares[accelerator.process_index]])
             for shares in task["updates"]

@@ -11,7 +11,7 @@ from played import UNLIMITED, played  # type: ignore[import-not-found]
 
 from envrl import compose
 from envrl.grpo.advantages import deviation, turn_advantages
-from envrl.grpo.credit import credit, is_dead, overlong_penalty, penalties, token_rows, turn_rewards
+from envrl.grpo.credit import credit, is_flat_group, overlong_penalty, penalties, token_rows, turn_rewards
 from envrl.model.chat import Chat
 from envrl.model.tiny import bootstrap_tokenizer
 from envrl.rollout.trajectory import Episode
@@ -99,7 +99,7 @@ def test_an_episode_of_one_turn_has_the_same_advantage_either_way(chat: Chat) ->
     members[0].reward = 0.5
     (whole,), (turns,) = (credit([members], spec_of(*o), gather=by_gather) for o in ([], [TURN]))
     assert turns == [[a] for a in whole]
-    assert not is_dead(whole)
+    assert not is_flat_group(whole)
 
 
 def test_the_batchs_deviation_is_that_of_all_ranks(chat: Chat) -> None:
@@ -118,12 +118,12 @@ def test_the_batchs_deviation_is_that_of_all_ranks(chat: Chat) -> None:
     assert advantages == [pytest.approx([-0.5 / std, 0.5 / std]), pytest.approx([1.5 / std, -1.5 / std])]
 
 
-def test_rows_know_that_their_group_is_dead(chat: Chat) -> None:
-    dead, alive = group(chat, ["crane"], ["crane"]), group(chat, ["crane"], ["crane"])
+def test_rows_know_that_their_group_is_flat(chat: Chat) -> None:
+    flat, alive = group(chat, ["crane"], ["crane"]), group(chat, ["crane"], ["crane"])
     alive[0].reward = 0.0
-    advantages = credit([dead, alive], spec_of(), gather=by_gather)
-    assert [is_dead(group) for group in advantages] == [True, False]
-    assert [row.flat for row in token_rows([dead, alive], advantages)] == [True, True, False, False]
+    advantages = credit([flat, alive], spec_of(), gather=by_gather)
+    assert [is_flat_group(group) for group in advantages] == [True, False]
+    assert [row.flat for row in token_rows([flat, alive], advantages)] == [True, True, False, False]
 
 
 def test_soft_overlong_punishment_as_published() -> None:

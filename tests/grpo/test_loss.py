@@ -26,9 +26,15 @@ def ragged(rows: int = 5, width: int = 12) -> tuple[Tensor, Tensor, Tensor, Tens
 
 def loss_of(*tensors: Tensor, loss: Any) -> Tensor:
     mask_BT = tensors[3]
-    sizes = {"tokens": float(mask_BT.sum()), "rows": float(mask_BT.any(-1).sum())}
-    normalizer = normalizer_of(loss, max_tokens=12, **sizes)
+    tokens, rows = float(mask_BT.sum()), float(mask_BT.any(-1).sum())
+    normalizer = normalizer_of(loss, tokens=tokens, rank_tokens=tokens, ranks=1, rows=rows, max_tokens=12)
     return policy_loss(*tensors, loss=loss, normalizer=normalizer, **CLIPS)[0]
+
+
+def test_what_each_loss_is_divided_by() -> None:
+    sizes: Any = {"tokens": 50.0, "rank_tokens": 20.0, "ranks": 3, "rows": 6.0, "max_tokens": 12}
+    expected = {"grpo": 6, "gspo": 6, "dapo": 50, "cispo": 50, "dr_grpo": 72, "bnpo": 60}
+    assert {loss: normalizer_of(loss, **sizes) for loss in LOSSES} == expected
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -123,7 +123,9 @@ def _ours(model: Any, spec: GrpoSpec, batch: Any, **given: Tensor) -> tuple[Tens
         entropy_BT=entropy_BT,
         old_BT=given.get("old_BT", logprobs_BT.detach()),
         reference_BT=given.get("reference_BT"),
-        normalizer=normalizer_of(spec.loss, tokens=tokens, rows=rows, max_tokens=MAX_TOKENS),
+        normalizer=normalizer_of(
+            spec.loss, tokens=tokens, rank_tokens=tokens, ranks=1, rows=rows, max_tokens=MAX_TOKENS
+        ),
         tokens=tokens,
     )
 

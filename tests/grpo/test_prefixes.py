@@ -174,12 +174,14 @@ def test_a_head_that_scales_its_logits(random_row: Callable[..., TokenRow]) -> N
 def trainer_of(
     model: Any, spec: GrpoSpec, *, accelerator: Accelerator | None = None, **changes: Any
 ) -> Trainer:
+    changed = spec.model_copy(update=changes)
     return Trainer(
-        spec.model_copy(update=changes),
+        changed,
         copy.deepcopy(model),
         accelerator=accelerator or Accelerator(cpu=True),
         pad_id=0,
         max_tokens=32,
+        reference=copy.deepcopy(model) if changed.kl_coef else None,
     )
 
 

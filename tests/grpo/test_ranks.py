@@ -73,12 +73,12 @@ def test_two_ranks_equal_one(model: Any, spec: GrpoSpec, rows: list[TokenRow], t
         assert torch.equal(*rank["random"])
     assert not torch.equal(first["random"], second["random"])
     for loss, spec in specs.items():
-        own = copy.deepcopy(model)
+        own, kept = copy.deepcopy(model), copy.deepcopy(model) if spec.kl_coef else None
         assert first[loss]["metrics"] == second[loss]["metrics"]
         assert torch.equal(first[loss]["weights"], second[loss]["weights"])
         if loss == "mini_batches":
             continue
-        alone = Trainer(spec, own, accelerator=Accelerator(cpu=True), pad_id=0, max_tokens=32)
+        alone = Trainer(spec, own, accelerator=Accelerator(cpu=True), pad_id=0, max_tokens=32, reference=kept)
         expected = [alone.update([*mine, *others]) for mine, others in updates]
         for ours, theirs in zip(first[loss]["metrics"], expected, strict=True):
             assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)

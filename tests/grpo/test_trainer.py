@@ -24,7 +24,14 @@ Row = Callable[..., TokenRow]
 
 def trainer_of(model: Any, spec: GrpoSpec, **changes: Any) -> Trainer:
     changed = spec.model_copy(update=changes)
-    return Trainer(changed, copy.deepcopy(model), accelerator=Accelerator(cpu=True), pad_id=0, max_tokens=32)
+    return Trainer(
+        changed,
+        copy.deepcopy(model),
+        accelerator=Accelerator(cpu=True),
+        pad_id=0,
+        max_tokens=32,
+        reference=copy.deepcopy(model) if changed.kl_coef else None,
+    )
 
 
 def weights(trainer: Trainer) -> torch.Tensor:
@@ -136,6 +143,14 @@ def test_a_reference_holds_the_policy_back(model: Any, spec: GrpoSpec, rows: lis
         return metrics["kl_reference"]
 
     assert 0 < distance(5.0) < distance(1e-6) / 2
+
+
+def test_a_reference_comes_with_its_coefficient(model: Any, spec: GrpoSpec) -> None:
+    given: dict[str, Any] = {"accelerator": Accelerator(cpu=True), "pad_id": 0, "max_tokens": 32}
+    with pytest.raises(ValueError, match=r"got none with kl_coef=0\.1"):
+        Trainer(spec.model_copy(update={"kl_coef": 0.1}), model, **given)
+    with pytest.raises(ValueError, match=r"got one with kl_coef=0\)"):
+        Trainer(spec, model, reference=model, **given)
 
 
 def test_a_resumed_trainer_goes_on_as_if_unbroken(model: Any, spec: GrpoSpec, rows: list[TokenRow]) -> None:
