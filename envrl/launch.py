@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def rank() -> int:
@@ -18,3 +21,18 @@ def world_size() -> int:
 def is_main() -> bool:
     """Whether this process is the one of its launch that writes (rank 0)."""
     return rank() == 0
+
+
+def from_main(value: T | None) -> T:
+    """The main process's value, on every rank; the others give None."""
+    told = [value]
+    if world_size() > 1:
+        import torch
+        from accelerate import PartialState
+        from accelerate.utils import broadcast_object_list
+
+        PartialState(cpu=not torch.cuda.is_available())
+        broadcast_object_list(told)
+    (found,) = told
+    assert found is not None
+    return found

@@ -19,7 +19,7 @@ from rich.console import Console
 from envrl.engine.vllm import environment
 from envrl.errors import EnvrlError, StageError
 from envrl.grpo.settings import biases
-from envrl.launch import is_main, world_size
+from envrl.launch import from_main, is_main
 from envrl.report.table import final, table
 from envrl.rundir import open_run
 from envrl.spec import RunSpec, Stage
@@ -44,7 +44,7 @@ def run(spec: RunSpec) -> Summary:
 
 
 def _run(spec: RunSpec) -> Summary:
-    summary = _shared(Summary.read(spec.output_dir) or Summary(spec.digest) if is_main() else None)
+    summary = from_main(Summary.read(spec.output_dir) or Summary(spec.digest) if is_main() else None)
     console = Console(quiet=not is_main())
     if summary.status == "ok" and len(summary.stages) == len(spec.stages):
         console.print(f"{spec.output_dir} is finished; resume=never runs it again")
@@ -55,24 +55,6 @@ def _run(spec: RunSpec) -> Summary:
     if (spec.output_dir / "report.html").exists():
         console.print(f"report: {spec.output_dir / 'report.html'}", soft_wrap=True)
     return summary
-
-
-def _shared(summary: Summary | None) -> Summary:
-    """The main process's summary, on every rank: what is done already is for one of them to say."""
-    if world_size() > 1:
-        from accelerate import PartialState
-        from accelerate.utils import broadcast_object_list
-
-        PartialState(cpu=not _has_gpu())
-        (summary,) = broadcast_object_list([summary])
-    assert summary is not None
-    return summary
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _run_stages(spec: RunSpec, summary: Summary) -> None:

@@ -13,6 +13,8 @@ from enum import StrEnum
 from operator import add, sub
 from typing import TYPE_CHECKING, Any, Self
 
+from envrl.errors import EngineError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -108,6 +110,19 @@ class Engine(ABC):
 
         A prompt that leaves no room in the context ends as `length` with no ids. Raises EngineError.
         """
+
+    def room(self, ids: Sequence[int], sampling: Sampling, *, episode: str) -> int:
+        """Tokens that a request may sample, by its own limit and the context; none below 1.
+
+        Raises EngineError for an empty prompt.
+        """
+        if not ids:
+            raise EngineError(f"episode {episode}: the prompt is empty")
+        return min(sampling.max_tokens, self.max_context - len(ids))
+
+    def no_room(self) -> Generation:
+        """The answer where none is left."""
+        return Generation([], [], GenerationStop.LENGTH, self.weights_version)
 
     async def release(self, episode: str) -> None:
         """Forgets an episode: its cache and its routing. Harmless when unknown."""

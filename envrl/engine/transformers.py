@@ -107,14 +107,11 @@ class TransformersEngine(Engine):
         """See Engine. Two requests of one episode run one after the other."""
         if self._closed:
             raise EngineError("the engine is closed")
-        if not ids:
-            raise EngineError(f"episode {episode}: the prompt is empty")
-        limit = min(len(ids) + sampling.max_tokens, self.max_context)
-        if len(ids) >= limit:
-            return Generation([], [], GenerationStop.LENGTH, self.weights_version)
+        if (room := self.room(ids, sampling, episode=episode)) < 1:
+            return self.no_room()
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         ends = self._eos | sampling.stop_ids
-        request = Request(episode, list(ids), limit, ends, sampling, future, Random(sampling.seed))
+        request = Request(episode, list(ids), len(ids) + room, ends, sampling, future, Random(sampling.seed))
         self._waiting.append(request)
         self._arrivals += 1
         self._kick()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -232,31 +232,24 @@ class Episode:
 
     # --- where the time goes ----------------------------------------------------------------
 
-    @contextmanager
-    def stepping(self) -> Iterator[None]:
+    def stepping(self) -> AbstractContextManager[None]:
         """Time that is the environment's."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            spent = time.perf_counter() - started
-            if self.turns:
-                self.turns[-1].step_s += spent
-            else:
-                self.reset_s += spent
+        return self._timed("step_s", before="reset_s")
+
+    def parsing(self) -> AbstractContextManager[None]:
+        """Time that is ours: reading the model's words, and rendering what it is told."""
+        return self._timed("parse_s", before="prompt_s")
 
     @contextmanager
-    def parsing(self) -> Iterator[None]:
-        """Time that is ours: reading the model's words, and rendering what it is told."""
+    def _timed(self, name: str, *, before: str) -> Iterator[None]:
+        """Adds to this time of the newest turn, or, before the first, to that of the episode."""
         started = time.perf_counter()
         try:
             yield
         finally:
             spent = time.perf_counter() - started
-            if self.turns:
-                self.turns[-1].parse_s += spent
-            else:
-                self.prompt_s += spent
+            owner, field = (self.turns[-1], name) if self.turns else (self, before)
+            setattr(owner, field, getattr(owner, field) + spent)
 
     # --- the record -------------------------------------------------------------------------
 

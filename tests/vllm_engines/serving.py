@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tiny import PROMPT, Tiny
+from tiny import PROMPT, Tiny, running
 
 from envrl import compose
 from envrl.child import ChildServer
@@ -15,7 +15,6 @@ from envrl.engine import Generation, Sampling
 from envrl.engine.vllm.arguments import engine_arguments
 from envrl.engine.vllm.process import vllm_server
 from envrl.engine.vllm.server import ServerEngine
-from envrl.model.weights import Weights
 from envrl.spec import ServerSpec
 
 LAUNCH = ("vllm_mode=server", "vllm_mode.launch=true", "vllm_mode.start_timeout_s=120")
@@ -55,13 +54,8 @@ def server_engine(
 @asynccontextmanager
 async def started(tiny: Tiny, *overrides: str, **settings: Any) -> AsyncIterator[ServerEngine]:
     """With the model's weights."""
-    engine = server_engine(tiny, *overrides, **settings)
-    try:
-        await engine.start()
-        await engine.load_weights(Weights(tiny.model), 0)
+    async with running(server_engine(tiny, *overrides, **settings), tiny) as engine:
         yield engine
-    finally:
-        await engine.close()
 
 
 def child(

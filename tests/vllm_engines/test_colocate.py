@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import PROMPT, Tiny
+from tiny import PROMPT, Tiny, assert_exact_after_updates, play, running
 
 from envrl import compose
 from envrl.engine import GenerationStop, Sampling
@@ -28,24 +28,14 @@ async def started(
 ) -> AsyncIterator[ColocateEngine]:
     ends = [tiny.eos] if eos is None else eos
     spec = compose(["vllm_mode=colocate", *overrides]).vllm_mode
-    engine = ColocateEngine(spec, tiny.folder, dtype="float32", max_context=1024, eos=ends, threads=1)
-    try:
-        await engine.start()
-        await engine.load_weights(Weights(tiny.model), 0)
+    made = ColocateEngine(spec, tiny.folder, dtype="float32", max_context=1024, eos=ends, threads=1)
+    async with running(made, tiny) as engine:
         yield engine
-    finally:
-        await engine.close()
 
 
 async def test_logprobs_are_the_trainers_after_every_update(tiny: Tiny) -> None:
     async with started(tiny) as engine:
-        assert await tiny.difference(engine) < 1e-4
-        for version in (1, 2, 3):
-            tiny.change()
-            assert await tiny.difference(engine) > 0.1  # the old weights, and the old prefix cache
-            await engine.load_weights(Weights(tiny.model), version)
-            assert await tiny.difference(engine) < 1e-4
-            assert (await _answer(engine)).weights_version == version
+        await assert_exact_after_updates(engine, tiny)
 
 
 async def test_merged_adapters_are_the_trainers_too(tiny: Tiny) -> None:
@@ -67,21 +57,10 @@ async def test_untied_weights_are_the_trainers_too(untied: Tiny) -> None:
 
 
 async def test_many_episodes_of_many_turns_at_once(tiny: Tiny) -> None:
-    async def episode(index: int) -> int:
-        ids, drawn = [*PROMPT, index % 8], random.Random(index)
-        for turn in range(4):
-            sampling = Sampling(max_tokens=drawn.randint(1, 30), seed=100 * index + turn)
-            generation = await engine.generate(ids, sampling, episode=str(index))
-            assert 0 < len(generation.ids) <= sampling.max_tokens
-            await asyncio.sleep(drawn.expovariate(100))
-            ids = ids + generation.ids + PROMPT[:10]
-        return len(ids)
-
     async with started(tiny) as engine:
-        lengths = await asyncio.gather(*map(episode, range(64)))
+        await asyncio.gather(*(play(engine, index) for index in range(64)))
         stats = await engine.stats()
         assert engine.kv_tokens
-    assert len(lengths) == 64
     assert stats.decode_s > 0
     # eight prompts of a hundred tokens were prefilled once each; later turns meet their earlier ones
     assert stats.cached_tokens > 0.7 * stats.prompt_tokens

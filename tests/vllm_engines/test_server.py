@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from urllib.request import urlopen
 
 import pytest
 import torch
 from serving import answer, at, started  # type: ignore[import-not-found]
-from tiny import PROMPT, Tiny  # type: ignore[import-not-found]
+from test_colocate import started as in_process  # type: ignore[import-not-found]
+from tiny import PROMPT, Tiny, assert_exact_after_updates, play  # type: ignore[import-not-found]
 
-from envrl import compose
 from envrl.engine import GenerationStop, Sampling
 from envrl.engine.vllm.client import Client
-from envrl.engine.vllm.colocate import ColocateEngine
 from envrl.errors import EngineError, StageError
 from envrl.model.weights import Weights
 
@@ -23,13 +21,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_logprobs_are_the_trainers_after_every_update(tiny: Tiny, url: str) -> None:
     async with started(tiny, *at(url)) as engine:
-        assert await tiny.difference(engine) < 1e-4
-        for version in (1, 2, 3):
-            tiny.change()
-            assert await tiny.difference(engine) > 0.1  # the old weights, and the old prefix cache
-            await engine.load_weights(Weights(tiny.model), version)
-            assert await tiny.difference(engine) < 1e-4
-            assert (await answer(engine)).weights_version == version
+        await assert_exact_after_updates(engine, tiny)
 
 
 async def test_merged_adapters_are_the_trainers_too(tiny: Tiny, url: str) -> None:
@@ -72,15 +64,9 @@ async def test_an_update_that_a_dead_trainer_began_is_closed(tiny: Tiny, url: st
 
 
 async def test_it_samples_what_the_engine_in_process_samples(tiny: Tiny, url: str) -> None:
-    spec = compose(["vllm_mode=colocate"]).vllm_mode
-    colocate = ColocateEngine(spec, tiny.folder, dtype="float32", max_context=1024, eos=[tiny.eos], threads=1)
     settings = [Sampling(max_tokens=30, seed=seed, top_p=0.9, temperature=0.8) for seed in range(4)]
-    try:
-        await colocate.start()
-        await colocate.load_weights(Weights(tiny.model), 0)
+    async with in_process(tiny) as colocate:
         expected = [await colocate.generate(PROMPT, sampling, episode="a") for sampling in settings]
-    finally:
-        await colocate.close()
     async with started(tiny, *at(url)) as engine:
         for sampling, other in zip(settings, expected, strict=True):
             same = await engine.generate(PROMPT, sampling, episode="a")
@@ -89,18 +75,8 @@ async def test_it_samples_what_the_engine_in_process_samples(tiny: Tiny, url: st
 
 
 async def test_many_episodes_of_many_turns_at_once(tiny: Tiny, url: str) -> None:
-    async def episode(index: int) -> None:
-        ids, drawn = [*PROMPT, index % 8], random.Random(index)
-        for turn in range(4):
-            sampling = Sampling(max_tokens=drawn.randint(1, 30), seed=100 * index + turn)
-            generation = await engine.generate(ids, sampling, episode=str(index))
-            assert 0 < len(generation.ids) <= sampling.max_tokens
-            await asyncio.sleep(drawn.expovariate(100))
-            ids = ids + generation.ids + PROMPT[:10]
-        await engine.release(str(index))
-
     async with started(tiny, *at(url)) as engine:
-        await asyncio.gather(*map(episode, range(64)))
+        await asyncio.gather(*(play(engine, index) for index in range(64)))
         stats = await engine.stats()
         assert engine.kv_tokens
         assert min(stats.queue_s, stats.prefill_s, stats.decode_s) > 0

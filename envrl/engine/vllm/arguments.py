@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from envrl.engine.base import Sampling
 from envrl.errors import ConfigError
 from envrl.spec import ServerSpec, VllmSpec
 
 WORKER = "envrl.engine.vllm.worker.Worker"
 """Loaded in vLLM's worker process."""
+LOGPROBS = "processed_logprobs"
+"""Those of the distribution that was sampled from."""
 _BATCHED_TOKENS = 4096
 _CPU_KV_GIB = 0.25
 
@@ -29,7 +30,7 @@ def engine_arguments(
         "model": str(folder),
         "load_format": "dummy",  # the trainer's weights are pushed before the first request
         "max_model_len": length,
-        "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from
+        "logprobs_mode": LOGPROBS,
         "generation_config": "vllm",  # else the model's own top_k and top_p apply unasked
         "enable_prefix_caching": True,
         "worker_extension_cls": WORKER,
@@ -79,22 +80,6 @@ def flags(arguments: Mapping[str, Any]) -> Iterator[str]:
         else:
             yield f"--{flag}"
             yield json.dumps(value) if isinstance(value, dict | list) else str(value)
-
-
-def sampling_parameters(sampling: Sampling, *, max_tokens: int, ends: Collection[int]) -> dict[str, Any]:
-    """By the names of vLLM's SamplingParams; any of `ends` ends a completion."""
-    return {
-        "max_tokens": max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "seed": sampling.seed,
-        "stop_token_ids": sorted(ends),
-        "ignore_eos": True,  # the model's own are among the ends, which its config cannot change
-        "logprobs": 0 if sampling.temperature else None,  # of the sampled token alone
-        "detokenize": False,
-    }
 
 
 def gpus_of(spec: ServerSpec, replica: int) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from envrl.engine.base import EngineStats, Sampling
-from envrl.engine.vllm.arguments import sampling_parameters
+from envrl.engine.vllm.requests import sampling_parameters
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 60.0

@@ -22,9 +22,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from envrl.engine.base import Engine, EngineStats, Generation, GenerationStop, Sampling
-from envrl.engine.vllm.arguments import engine_arguments, sampling_parameters
+from envrl.engine.base import Engine, EngineStats, Generation, Sampling
+from envrl.engine.vllm.arguments import engine_arguments
 from envrl.engine.vllm.instance import Instance, Place, judge
+from envrl.engine.vllm.requests import generation_of, sampling_parameters
 from envrl.engine.vllm.totals import Totals
 from envrl.errors import ConfigError, EngineError
 from envrl.spec import ColocateSpec
@@ -121,11 +122,8 @@ class ColocateEngine(Engine):
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, *, episode: str) -> Generation:
         """See Engine. The prefix cache finds an episode's earlier turns by their tokens."""
-        if not ids:
-            raise EngineError(f"episode {episode}: the prompt is empty")
-        max_tokens = min(sampling.max_tokens, self.max_context - len(ids))
-        if max_tokens < 1:
-            return Generation([], [], GenerationStop.LENGTH, self.weights_version)
+        if (max_tokens := self.room(ids, sampling, episode=episode)) < 1:
+            return self.no_room()
         loop = asyncio.get_running_loop()
         request = _Request(list(ids), sampling, max_tokens, loop, loop.create_future())
         self._post(lambda: self._admit(request))
@@ -246,21 +244,18 @@ class ColocateEngine(Engine):
         for output in outputs:
             request = self._requests.pop(output.request_id, None)
             if request is not None:
-                answers.append((request, self._generation(request, output.outputs[0])))
+                answers.append((request, self._generation(output.outputs[0])))
         if answers:
             self._deaths = 0
             _settle(answers)
 
-    def _generation(self, request: _Request, completion: Any) -> Generation:
-        ids = list(completion.token_ids)
-        if request.sampling.temperature == 0:
-            logprobs = [0.0] * len(ids)
-        else:
+    def _generation(self, completion: Any) -> Generation:
+        ids, logprobs = list(completion.token_ids), None
+        if completion.logprobs is not None:
             logprobs = [top[token].logprob for token, top in zip(ids, completion.logprobs, strict=True)]
-        stop = GenerationStop.LENGTH
-        if completion.finish_reason == "stop":
-            stop = GenerationStop.EOS if ids[-1] in self._eos else GenerationStop.STOP
-        return Generation(ids, logprobs, stop, self.weights_version)
+        return generation_of(
+            ids, logprobs, completion.finish_reason, eos=self._eos, version=self.weights_version
+        )
 
     def _die(self, error: Exception) -> None:
         """Fails what ran and builds the next engine; after too many deaths in a row there is none."""

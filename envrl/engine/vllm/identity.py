@@ -11,11 +11,10 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from envrl.engine.vllm.arguments import WORKER
+from envrl.engine.vllm.arguments import LOGPROBS, WORKER
 from envrl.engine.vllm.client import PAUSE_S, Client, Refused, ServerDown
 from envrl.errors import ConfigError, StageError
 
-LOGPROBS = "processed_logprobs"
 SIZES = (
     "vocab_size",
     "hidden_size",

@@ -18,21 +18,21 @@ from time import monotonic
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from envrl.child import ChildServer
-from envrl.engine.base import Engine, EngineStats, Generation, GenerationStop, Sampling
+from envrl.engine.base import Engine, EngineStats, Generation, Sampling
 from envrl.engine.vllm.arguments import engine_arguments
 from envrl.engine.vllm.client import PAUSE_S, Client, Completion, Refused, ServerDown
 from envrl.engine.vllm.fleet import Fleet
 from envrl.engine.vllm.identity import Needs, judged, reached
 from envrl.engine.vllm.process import vllm_server
 from envrl.engine.vllm.replica import Replica
+from envrl.engine.vllm.requests import generation_of
 from envrl.engine.vllm.transfer import FileTransfer, NcclTransfer
 from envrl.errors import ConfigError, EngineError, StageError
-from envrl.launch import is_main, world_size
+from envrl.launch import from_main, is_main, world_size
 from envrl.spec import ServerSpec
 
 MIN_ATTEMPTS = 3
@@ -105,7 +105,7 @@ class ServerEngine(Engine):
         """See Engine. Raises ConfigError for servers that may not be used, StageError where one is not up."""
         _judge_launch(self._spec, on_gpu=self._on_gpu)
         try:
-            found = _told(await self._find() if is_main() else None)
+            found = from_main(await self._find() if is_main() else None)
         except BaseException:
             await self.close()
             raise
@@ -125,18 +125,12 @@ class ServerEngine(Engine):
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, *, episode: str) -> Generation:
         """See Engine."""
-        if not ids:
-            raise EngineError(f"episode {episode}: the prompt is empty")
-        max_tokens = min(sampling.max_tokens, self.max_context - len(ids))
-        if max_tokens < 1:
-            return Generation([], [], GenerationStop.LENGTH, self.weights_version)
+        if (max_tokens := self.room(ids, sampling, episode=episode)) < 1:
+            return self.no_room()
         async with self._admitted():
             completion = await self._ask(ids, replace(sampling, max_tokens=max_tokens), episode)
-        logprobs = completion.logprobs or [0.0] * len(completion.ids)
-        stop = GenerationStop.LENGTH
-        if completion.finish_reason == "stop":
-            stop = GenerationStop.EOS if completion.ids[-1] in self._eos else GenerationStop.STOP
-        return Generation(completion.ids, logprobs, stop, self.weights_version)
+        ids, logprobs, reason = completion.ids, completion.logprobs, completion.finish_reason
+        return generation_of(ids, logprobs, reason, eos=self._eos, version=self.weights_version)
 
     async def release(self, episode: str) -> None:
         """See Engine. The server forgets by itself what is not used."""
@@ -255,17 +249,6 @@ def _judge_launch(spec: ServerSpec, *, on_gpu: bool) -> None:
         ranks = f"{world_size()} ranks, {here} of them on this machine"
         mend = "start servers that all can reach, and vllm_mode.url=[http://host:port]"
         raise ConfigError(f"vllm_mode.launch: serves this machine alone (got {ranks}); mend: {mend}")
-
-
-def _told(found: Found | None) -> Found:
-    """The main rank's word, on every rank."""
-    told = [found]
-    if world_size() > 1:
-        PartialState()
-        broadcast_object_list(told)
-    (found,) = told
-    assert found is not None
-    return found
 
 
 def _meet() -> None:
