@@ -42,8 +42,12 @@ SIZES: dict[str, Any] = {
 
 @st.composite
 def groups(draw: st.DrawFn) -> list[TokenRow]:
-    """Ragged groups, each with a prompt of its own; three ids make members go on alike, or be the same."""
+    """Ragged groups, each with a prompt of its own; three ids make members go on alike, or be the same.
+
+    Advantages have one sign: equal members could cancel each other, and leave rounding to compare.
+    """
     rows = []
+    sign = draw(st.sampled_from([-1, 1]))
     for _ in range(draw(st.integers(1, 3))):
         prompt = draw(st.lists(st.integers(0, 2), min_size=1, max_size=8))
         for _ in range(draw(st.integers(1, 4))):
@@ -53,7 +57,7 @@ def groups(draw: st.DrawFn) -> list[TokenRow]:
                 + [1]
                 + draw(st.lists(st.integers(0, 1), min_size=len(said) - 1, max_size=len(said) - 1))
             )
-            advantage = draw(st.sampled_from([-1.5, 0.5, 2.0]))
+            advantage = sign * draw(st.sampled_from([0.5, 1.5, 2.0]))
             spread = [advantage * m for m in mask]
             rows.append(TokenRow(prompt + said, mask, [-1.0 * m for m in mask], spread))
     return rows
